@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InvalidLockOptions
-from ..keys.lock_name import LockName, name_from_text
+from ..keys.lock_name import UNKNOWN_SEATS, LockName, name_from_text
 from ..options.validation import invalid_value
 from ..runtime import Runtime
 from ..store.factory import open_operator_store
@@ -126,7 +126,7 @@ class LockReader:
     def _named(self, name: str) -> LockName:
         """Return the lock name with this text. If it has seats (``limit``), commands look at all of them."""
         found = name_from_text(name)
-        return found if self._store.seats(found) == 1 else found._replace(seats=0)
+        return found if self._store.seats(found) == 1 else found._replace(seats=UNKNOWN_SEATS)
 
     def queues(self, *, after: str = "", limit: int = LIMIT, each: int = 20) -> tuple[Waiting, ...]:
         """Return the locks that have waiters, each with the first of them. They are in a fixed order.

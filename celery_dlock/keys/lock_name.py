@@ -15,7 +15,9 @@ from .canonical import text_form, utf8
 
 __all__ = [
     "BUCKETS",
+    "ONE_LOCK",
     "ONE_SEAT",
+    "UNKNOWN_SEATS",
     "LockName",
     "escape",
     "idempotency_key",
@@ -32,7 +34,11 @@ __all__ = [
 
 #: Part of the wire format: workers that disagree on it would not exclude one another.
 BUCKETS: Final = 1024
-#: ``LockName.seats`` of the name of one seat: a lock name, a colon and the number of the seat.
+#: ``LockName.seats`` of a name that is one lock.
+ONE_LOCK: Final = 1
+#: ``LockName.seats`` of a name with seats whose number only the store knows.
+UNKNOWN_SEATS: Final = 0
+#: ``LockName.seats`` of the name of one seat: a lock name, a colon and the number of the seat. Operators use it.
 ONE_SEAT: Final = -1
 
 _SHOWN_LENGTH: Final = 100
@@ -51,14 +57,13 @@ class LockName(NamedTuple):
     Args:
         text: ASCII without spaces or braces, at most 234 characters.
         bucket: The top ten bits of the digest.
-        seats: The number of calls that may hold the name at once, as the caller knows it (``limit``). 1: the name is
-            one lock. 0: the name has seats, and only the store knows how many. ``ONE_SEAT``: the name of one seat,
-            for operators.
+        seats: The number of calls that may hold the name at once, as the caller knows it (``limit``), or ``ONE_LOCK``,
+            ``UNKNOWN_SEATS`` or ``ONE_SEAT``.
     """
 
     text: str
     bucket: int
-    seats: int = 1
+    seats: int = ONE_LOCK
 
     def __str__(self) -> str:
         return self.text
@@ -98,7 +103,7 @@ def name_from_text(text: str) -> LockName:
             f"invalid lock name {text[:_SHOWN_LENGTH]!r}: expected readable text, a colon and 32 hexadecimal digits, "
             "as in logs and events"
         )
-    return LockName(text, int(digest[1][:3], 16) >> 2, ONE_SEAT if digest[2] else 1)
+    return LockName(text, int(digest[1][:3], 16) >> 2, ONE_SEAT if digest[2] else ONE_LOCK)
 
 
 def one_seat(name: LockName, seat: int) -> LockName:
@@ -116,13 +121,13 @@ def split_seat(name: LockName) -> tuple[str, int]:
 
 def index_member(text: str, seats: int) -> str:
     """Return the text by which an index of the store names a lock name."""
-    return text if seats == 1 else text + _EVERY_SEAT
+    return text if seats == ONE_LOCK else text + _EVERY_SEAT
 
 
 def name_from_member(member: str, bucket: int) -> LockName:
     """Return the lock name that an index names by this text."""
     if member.endswith(_EVERY_SEAT):
-        return LockName(member.removesuffix(_EVERY_SEAT), bucket, 0)
+        return LockName(member.removesuffix(_EVERY_SEAT), bucket, UNKNOWN_SEATS)
     return LockName(member, bucket)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import states
 
 from ..errors import DLockError, StoreUnavailable
-from ..keys.lock_name import BUCKETS, LockName, one_seat
+from ..keys.lock_name import BUCKETS, ONE_LOCK, UNKNOWN_SEATS, LockName, one_seat
 from ..locking.events import Event
 from ..runtime import Runtime
 from ..store.base import ReleaseRequest
@@ -139,7 +139,7 @@ class DLockKit:
         """Return all lock names. A name with seats (``limit``) has ``seats=0``, which means all of its seats."""
         with self._memory.step():
             names = [name for name, _ in self._memory.names()]
-        return [name if self._store.seats(name) == 1 else name._replace(seats=0) for name in names]
+        return [name if self._store.seats(name) == 1 else name._replace(seats=UNKNOWN_SEATS) for name in names]
 
     def _locks(self, name: LockName) -> list[LockName]:
         """Return the held locks of a name: its one lock or, with a ``limit``, those of its seats."""
@@ -178,7 +178,7 @@ class DLockKit:
             return
         with ExitStack() as stack:
             self._hold(stack, name, by)
-            if name.seats != 1:
+            if name.seats != ONE_LOCK:
                 with suppress(NotFreeError):
                     while True:
                         self._hold(stack, name, requester_of(task))
@@ -283,7 +283,7 @@ class DLockKit:
         for lock in self._locks(name):
             with self._memory.records(lock) as records:
                 found = records.lock()
-                if found is not None and (name.seats == 1 or not found.acquisition.startswith(_OWNER)):
+                if found is not None and (name.seats == ONE_LOCK or not found.acquisition.startswith(_OWNER)):
                     records.drop_lock()
                     lost = True
         if not lost:
@@ -348,7 +348,7 @@ class DLockKit:
         while True:
             swept = self._store.sweep(name, self._acquisition(), grant_timeout_ms, conf.grant_attempts)
             published = self._runtime.grant_publisher.publish_next(name, swept.granted)
-            if swept.granted is None or not published or name.seats == 1:
+            if swept.granted is None or not published or name.seats == ONE_LOCK:
                 return
 
     def _is_unpublished(self, name: LockName) -> bool:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 from ..errors import StoreRefused, StoreUnavailable
-from ..keys.lock_name import BUCKETS, LockName, task_of_name
+from ..keys.lock_name import BUCKETS, ONE_LOCK, LockName, task_of_name
 from ..messaging.handoff import GrantPublisher
 from ..runtime import Runtime
 from ..store.base import FOREIGN_MS
@@ -288,7 +288,7 @@ class QueueSweeper:
         Return False if the broker did not take a message, None if the store refused to sweep this lock.
         """
         granted, published = self._sweep_once(name)
-        while granted and published and name.seats != 1 and self._keep_running():
+        while granted and published and name.seats != ONE_LOCK and self._keep_running():
             # A sweep grants one seat. More seats may be free: the limit has grown, or several leases have expired.
             granted, published = self._sweep_once(name)
         return published

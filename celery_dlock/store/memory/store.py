@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from ...errors import StoreUnavailable
-from ...keys.lock_name import ONE_SEAT, LockName, name_from_member, one_seat
+from ...keys.lock_name import ONE_LOCK, ONE_SEAT, LockName, name_from_member, one_seat
 from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest
 from ..claim_model import ClaimRequest, ExistingCall
 from ..holder_model import Holder, LastRun
@@ -339,7 +339,7 @@ def _in_use(name: LockName, data: NameData, now: int) -> Iterator[tuple[LockName
 
 def _has_seats(name: LockName) -> bool:
     """Return whether a command for this name concerns its seats (``limit``). The name of one seat is one lock."""
-    return name.seats not in (1, ONE_SEAT)
+    return name.seats not in (ONE_LOCK, ONE_SEAT)
 
 
 class _Listener:

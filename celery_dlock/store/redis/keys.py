@@ -6,7 +6,7 @@ import functools
 from typing import Final, NamedTuple
 
 from ...keys.canonical import text_form
-from ...keys.lock_name import BUCKETS, LockName, escape, index_member, name_builder, split_seat
+from ...keys.lock_name import BUCKETS, ONE_LOCK, LockName, escape, index_member, name_builder, split_seat
 
 __all__ = ["LockKeys", "audit_key", "node_key", "presence_key", "queue_indexes", "sweeper_key"]
 
@@ -31,7 +31,7 @@ class LockKeys(NamedTuple):
         """Return the keys under a prefix without braces: Redis reads the first pair of braces as the hash tag."""
         root = f"{prefix}:{{{name.bucket:03x}}}:"
         text = name.text
-        if name.seats != 1:
+        if name.seats != ONE_LOCK:
             return SeatKeys(f"{root}lock:{text}", f"{root}last", f"{root}wake:{split_seat(name)[0]}", root)
         return cls(f"{root}lock:{text}", f"{root}last", f"{root}wake:{text}", root)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from ...errors import StoreUnavailable
-from ...keys.lock_name import BUCKETS, ONE_SEAT, LockName, name_from_member
+from ...keys.lock_name import BUCKETS, ONE_LOCK, ONE_SEAT, LockName, name_from_member
 from ..acquisition import shown_acquisition
 from ..model import Grant
 from ..operator import Place
@@ -143,7 +143,7 @@ class RedisOperatorStore(RedisStore):
         if kind == "run" and (match := _NAME_AND_TICK.fullmatch(text)) and _bucket(match[2]) == bucket:
             return _Found(kind, LockName(match[1], bucket), match[3])
         name = _NAME.fullmatch(text)
-        return _Found(kind, LockName(text, bucket, ONE_SEAT if name[3] else 1), "") if name else None
+        return _Found(kind, LockName(text, bucket, ONE_SEAT if name[3] else ONE_LOCK), "") if name else None
 
     def describe(self, name: LockName, tick: str = "") -> LockView:
         return replies.lock_view(name, tick, self._run_safe(commands.describe(self._keys(name), tick)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import LockName
+from ..base import QueueStepResult
 from ..claim_model import ExistingCall
 from ..holder_model import Holder
 from ..model import (
@@ -35,8 +36,11 @@ __all__ = [
     "holder",
     "pairs",
     "refusal",
+    "released",
+    "removed",
     "renewed",
     "run_mark",
+    "swept",
     "text",
     "unexecuted",
     "waiting",
@@ -120,6 +124,48 @@ _REFUSALS: dict[bytes, Callable[[Sequence[Any], str], Refusal]] = {
 def grant(identity: bytes, entry: bytes, grant_id: bytes = b"") -> Grant | None:
     """Return the grant that a script made, or None if it made none."""
     return Grant(identity.decode(), text(entry), grant_id.decode()) if identity else None
+
+
+class ReleaseReply(NamedTuple):
+    """The reply of a release.
+
+    Args:
+        ours: The acquisition held the lock.
+        duplicate_seen: A duplicate of its message was seen.
+        must_sweep: The caller has to sweep the queue, because the script did not have the queue's keys.
+        woke: A caller that waited in its thread or pool slot was woken.
+        granted: The grant to publish.
+        wake_error: The error with which the server refused to wake a caller; "" if it did not.
+    """
+
+    ours: bool
+    duplicate_seen: bool
+    must_sweep: bool
+    woke: bool
+    granted: Grant | None
+    wake_error: str
+
+
+def released(reply: Any) -> ReleaseReply:
+    """Return the reply of a release: a sum of flags, perhaps with a grant and an error."""
+    parts: Sequence[Any] = [reply] if isinstance(reply, int) else reply
+    flags, *facts = parts
+    error = text(facts[3]) if flags & 16 else ""
+    granted = grant(*facts[:3]) if facts else None
+    return ReleaseReply(bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8), granted, error)
+
+
+def swept(reply: Sequence[Any]) -> QueueStepResult:
+    """Return the result of a sweep."""
+    identity, entry, grant_id, dead, lost_grant = reply[:5]
+    dead_letter, _, why = text(dead).partition(" ")
+    return QueueStepResult("", grant(identity, entry, grant_id), dead_letter, why == "foreign", bool(lost_grant))
+
+
+def removed(reply: Sequence[Any]) -> QueueStepResult:
+    """Return the result of the removal of a waiter: its message, and the next grant."""
+    entry, *granted = reply
+    return QueueStepResult(text(entry), grant(*granted))
 
 
 def first(reply: Sequence[Any]) -> ExistingCall | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ...errors import StoreNotReady, StoreUnavailable
-from ...keys.lock_name import LockName, one_seat
+from ...keys.lock_name import ONE_LOCK, LockName, one_seat
 from ...options.values import MAX_LIMIT
 from ..model import Renewal
 from . import commands
@@ -44,7 +44,7 @@ def send_renewals(
     # Not from the cache of keys: a process may hold more leases than the cache has entries.
     locks = [LockKeys.lock_of(prefix, one.name) for one in renewals]
     calls = [
-        (lock, commands.renew(lock, one) if one.name.seats == 1 else _of_seat(prefix, one, lock))
+        (lock, commands.renew(lock, one) if one.name.seats == ONE_LOCK else _of_seat(prefix, one, lock))
         for lock, one in zip(locks, renewals, strict=True)
     ]
     try:
@@ -69,7 +69,7 @@ def _of_seat(prefix: str, renewal: Renewal, lock: str) -> Command:
 
 def _half_moved(name: LockName, answer: Any) -> bool:
     """Return whether the seats of a name may be on two nodes."""
-    return name.seats != 1 and type(answer) is StoreNotReady and "TRYAGAIN" in str(answer)
+    return name.seats != ONE_LOCK and type(answer) is StoreNotReady and "TRYAGAIN" in str(answer)
 
 
 def _renew_each_seat(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
-from ...keys.lock_name import LockName, name_from_member
+from ...keys.lock_name import ONE_LOCK, LockName, name_from_member
 from ...options.durability import PRIMARY, Durability, check_ttl
 from ...utils.log import logger
 from ..base import (
@@ -83,7 +83,7 @@ class RedisStore:
         keys = self._keys(name)
         quarantine_args = () if self._quarantine is None else self._quarantine_args(keys, self._quarantine)
         variant, texts = commands.acquire(keys, acquisition, ttl_ms, request, quarantine_args)
-        if name.seats != 1:
+        if name.seats != ONE_LOCK:
             variant, texts = seat_command((variant, texts), keys, name.seats)
         if self._durability is PRIMARY:
             reply = self._topology.call(keys.lock, execute, variant, texts)
@@ -126,7 +126,7 @@ class RedisStore:
     def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         keys = self._keys(name)
         variant, texts = commands.release(keys, acquisition, ending)
-        if name.seats != 1:
+        if name.seats != ONE_LOCK:
             variant, texts = seat_command((variant, texts), keys, name.seats)
         durability = self._durability
         if durability is not PRIMARY and not (ending.final or ending.used_ms or ending.once):
@@ -139,16 +139,16 @@ class RedisStore:
                 unconfirmed = None
             else:
                 reply, unconfirmed = self._run_confirmed((variant, texts), durability)
-            repeated = 0
+            repeated = False
         except ReplyTimeout:
             raise
         except ReplyLost:
             # The first command may have freed the lock, so the second reply cannot prove a lost lease.
-            (reply, unconfirmed), repeated = self._run_confirmed((variant, texts), durability), 1
+            (reply, unconfirmed), repeated = self._run_confirmed((variant, texts), durability), True
         self._warn_unconfirmed(name, unconfirmed)
         if reply == 1 and not repeated:
             return _FREED
-        return self._released(name, acquisition, self._checked(reply), repeated, ending)
+        return self._released(name, acquisition, self._checked(reply), ending, repeated=repeated)
 
     def _warn_unconfirmed(self, name: LockName, unconfirmed: NotConfirmed | None) -> None:
         if unconfirmed is not None and not self._warned:
@@ -156,17 +156,17 @@ class RedisStore:
             logger.warning("%s: a failover may forget that a run has ended: %s", name.text, unconfirmed)
 
     def _released(
-        self, name: LockName, acquisition: str, reply: Any, repeated: int, ending: ReleaseRequest
+        self, name: LockName, acquisition: str, reply: Any, ending: ReleaseRequest, *, repeated: bool
     ) -> Released:
         """Return the result of a release from its reply. If a waiter may still need a grant, sweep the queue."""
-        flags, granted = (reply, None) if isinstance(reply, int) else (reply[0], replies.grant(*reply[1:4]))
-        if flags & 16:
-            self._wakeups.warn_refused("RPUSH", reply[4].decode("utf-8", "replace"))
-        if flags & 4 or (repeated and not ending.queue):
-            # Flag 4: the lock has waiters, but the release script does not take the keys of the queue.
+        ended = replies.released(reply)
+        granted = ended.granted
+        if ended.wake_error:
+            self._wakeups.warn_refused("RPUSH", ended.wake_error)
+        if ended.must_sweep or (repeated and not ending.queue):
             pause_ms = DUPLICATE_PAUSE_MS if ending.of_dead_child else 0
             granted = self.sweep(name, acquisition, *_NO_DEAD_LETTERS, pause_ms).granted
-        return Released(bool((flags | repeated) & 1), bool(flags & 2), granted, bool(flags & 8))
+        return Released(ended.ours or repeated, ended.duplicate_seen, granted, ended.woke)
 
     def shard(self, name: LockName) -> int:
         return self._topology.shard(self._keys(name).lock) if self._topology.clustered else 0
@@ -220,9 +220,7 @@ class RedisStore:
         pause_ms: int = 0,
     ) -> QueueStepResult:
         command = commands.sweep(self._keys(name), granter, grant_timeout_ms, tries, foreign_ms, pause_ms)
-        reply = self._run_safe(command, name)
-        dead_letter, _, why = reply[3].decode().partition(" ")
-        return QueueStepResult("", replies.grant(*reply[:3]), dead_letter, why == "foreign", bool(reply[4]))
+        return replies.swept(self._run_safe(command, name))
 
     def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
         return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, grant_timeout_ms), name))
@@ -235,8 +233,7 @@ class RedisStore:
         self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
         command = commands.remove_waiter(self._keys(name), identity, granter, dead_letter=dead_letter, ended=ended)
-        entry, *granted = self._run_safe(command, name)
-        return QueueStepResult(entry.decode("utf-8", "replace"), replies.grant(*granted))
+        return replies.removed(self._run_safe(command, name))
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
         self._run_safe(commands.mark_done(self._keys(name), identity, owner, age_us), name)
@@ -374,7 +371,7 @@ class RedisStore:
 
         With a name, the command is for the seat that it concerns, if the name has seats.
         """
-        if name is not None and name.seats != 1:
+        if name is not None and name.seats != ONE_LOCK:
             command = seat_command(command, self._keys(name), name.seats)
         return call_again_if_reply_lost(self._run, command)
 

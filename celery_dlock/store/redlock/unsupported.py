@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...errors import InvalidLockOptions
-from ...keys.lock_name import LockName
+from ...keys.lock_name import ONE_LOCK, LockName
 from ..base import QueueStepResult
 from ..claim_model import ClaimRequest, ExistingCall
 from ..model import AcquireRequest, Grant
@@ -20,7 +20,7 @@ def reject_unsupported(name: LockName, request: AcquireRequest) -> None:
     Raises:
         InvalidLockOptions: It does.
     """
-    if name.seats != 1:
+    if name.seats != ONE_LOCK:
         raise InvalidLockOptions("invalid limit: expected 1, because Redlock has no seats")
     if request.queue is not None:
         policy = "replace" if request.queue.replace else "queue"
