@@ -33,7 +33,7 @@ INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 help:
 	@echo 'make test          every check and test, in every lane: $(LANES)'
 	@echo 'make lane-NAME     one lane of them'
-	@echo 'make lint          ruff, the import contracts, the declared dependencies and the language'
+	@echo 'make lint          ruff, the import contracts, the declared dependencies, the language and the workflows'
 	@echo 'make language      the language rules of CONTRIBUTING.md (part of make lint)'
 	@echo 'make types         mypy'
 	@echo 'make unit          the tests without a server'
@@ -116,6 +116,7 @@ lint: .venv/.ready
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/deptry celery_dlock
 	$(BIN)/python tools/check_language.py
+	$(BIN)/zizmor --offline --quiet --no-progress --strict-collection .github
 
 language: .venv/.ready
 	$(BIN)/python tools/check_language.py
