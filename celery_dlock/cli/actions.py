@@ -264,7 +264,7 @@ def claims_drop(name: str | None, task: str | None, **how: Any) -> None:
         reason = how.pop("reason")
 
         def drop(claim: Any) -> bool:
-            return opened.control.drop_claim(claim.name, reason=reason)
+            return opened.control.drop_claim(claim.name, task_id=claim.task_id, reason=reason)
 
         opened.act(found, "drop claims", drop, several=len(found) > 1, **how)
 

@@ -14,6 +14,7 @@ from celery.bin.celery import celery as celery_command
 from click.testing import CliRunner, Result
 
 from celery_dlock.control import LockControl
+from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import AcquireRequest, Identity, Requester
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract import queue_helpers as queue
@@ -227,6 +228,22 @@ def test_claims_are_listed_and_dropped(store: RedisStore, run: Run) -> None:
     claim(store, "c")
     assert rows(run("claims"))[0][:3] == [name("c").text, "app.post", "c"]
     assert (run("claims", "drop", name("c").text).exit_code, run("claims").exit_code) == (0, 1)
+
+
+@pytest.mark.invariant("operators-free-no-successor")
+def test_claim_of_a_later_call_is_not_dropped(store: RedisStore, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim(store, "c")
+    drop = LockControl.drop_claim
+
+    def drop_late(control: LockControl, text: str, **named: Any) -> bool:
+        assert store.release_claim(name("c"), "c", 0)
+        by = Requester("app.post", "later", "web1", "7")
+        assert store.claim([(name("c"), ClaimRequest("later", 0, 60_000, False, by, "attempt2"))]) == [None]
+        return drop(control, text, **named)
+
+    monkeypatch.setattr(LockControl, "drop_claim", drop_late)
+    assert run("claims", "drop", name("c").text).exit_code == 1
+    assert rows(run("claims"))[0][2] == "later"
 
 
 def test_check_reports_each_problem_by_exit_code_1(store: RedisStore, run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
+from celery_dlock.locking import other_tables
 from celery_dlock.runtime import Runtime
 from celery_dlock.worker import pool_children
 from celery_dlock.worker.delivery_registry import DeliveryRegistry
@@ -23,7 +24,9 @@ def runtime() -> Runtime:
 
 
 @pytest.fixture
-def children(runtime: Runtime) -> PoolChildren:
+def children(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> PoolChildren:
+    # This process stays no pool child for the tests behind this one: a child leaves other apps' leases to its worker.
+    monkeypatch.setattr(other_tables, "_tables", {})
     return PoolChildren(runtime, lambda record, released: None, BodyKiller(DeliveryRegistry(runtime)))
 
 
