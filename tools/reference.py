@@ -97,7 +97,8 @@ def command_line() -> str:
     commands = list(_commands(dlock, ("dlock",)))
     written = Counter(_option(option) for _, command in commands for option in _options(command))
     shared = {line for line, times in written.items() if times >= SHARED}
-    text = ["### Options of several commands", "\n".join(sorted(shared))]
+    which = "Lists have the options about their output, actions the others; `--help` of a command shows its own."
+    text = ["### Options of several commands", which, "\n".join(sorted(shared))]
     return "\n\n".join([*text, *(_command(words, command, shared) for words, command in commands)])
 
 
@@ -117,9 +118,7 @@ def _command(words: tuple[str, ...], command: click.Command, shared: set[str]) -
         [*words, *(str(one.name).upper() if one.required else f"[{one.name}]".upper() for one in arguments)]
     )
     text = [f"### `{usage}`", " ".join((command.help or "").split())]
-    others = [f"`{one.opts[0]}`" for one in _options(command) if _option(one) in shared]
     lines = [_option(one) for one in _options(command) if _option(one) not in shared]
-    lines += [f"- Also {', '.join(others)}."] if others else []
     return "\n\n".join([*text, "\n".join(lines)]) if lines else "\n\n".join(text)
 
 
