@@ -75,9 +75,15 @@ class RenewalSchedule:
             now: The time on the monotonic clock.
             until: Renewals that become due by this time are returned too.
         """
-        noted = [*self._looked, *self._table.changed()]
-        self._plan([record for record in noted if record.state is LeaseState.HELD])
-        looked = [record for record in noted if record.state not in (LeaseState.HELD, LeaseState.FREE)]
+        held: list[LocalLeaseRecord] = []
+        looked: list[LocalLeaseRecord] = []
+        for record in [*self._looked, *self._table.changed()]:
+            state = record.state  # read once: its thread may change it, and no record may be in neither list
+            if state is LeaseState.HELD:
+                held.append(record)
+            elif state is not LeaseState.FREE:
+                looked.append(record)
+        self._plan(held)
         looked += self._due(now, until)
         self._looked = looked
         # Each once: a dict keeps the first of two equal keys.

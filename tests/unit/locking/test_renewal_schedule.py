@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from celery_dlock.errors import ReplyLost, StoreRefused
 from celery_dlock.locking import renewal_schedule
 from celery_dlock.locking.lease import drift_margin
-from celery_dlock.locking.lease_table import LeaseRecord, LeaseState
+from celery_dlock.locking.lease_table import LeaseRecord, LeaseState, LocalLeaseRecord
 from celery_dlock.locking.renewal_schedule import IN_TURN, TURN_FRACTION, RenewalSchedule
 from celery_dlock.locking.watchdog import ROUND
 from celery_dlock.runtime import PATIENT_TIMEOUTS
@@ -291,6 +291,27 @@ def test_freed_leases_of_a_long_ttl_do_not_pile_up(monkeypatch: pytest.MonkeyPat
         record.clear()
     assert len(schedule._looks) <= 21
     assert len(schedule._deadlines) <= 21
+
+
+def test_record_that_becomes_held_during_a_look_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal_schedule, "IN_TURN", 0)
+    monkeypatch.setattr(renewal_schedule, "TURN_FRACTION", 10**9)
+    source = FakeSource()
+    schedule = RenewalSchedule(source.lease_table)
+    for number in range(5):  # older ones, which are looked at in turn before it
+        source.lease_table.open(a_name(), f"older.{number}", 3600.0).held(4600.0)
+    record = source.lease_table.open(a_name(), "owner.1", 30.0)
+    plan = schedule._plan
+
+    def plan_while_it_is_taken(records: Sequence[LocalLeaseRecord]) -> None:
+        plan(records)
+        record.held(1030.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schedule, "_plan", plan_while_it_is_taken)
+        schedule.due_records(1000.0, 1000.0)
+    schedule.due_records(1000.0, 1000.0)
+    assert record in schedule.due_records(1020.0, 1020.0)
 
 
 def test_no_record_is_missed_that_another_thread_opens() -> None:
