@@ -46,13 +46,12 @@ def release(control: LockControl, form: Form) -> bool:
     return True
 
 
-def hold(control: LockControl, form: Form) -> bool:
+def hold(control: LockControl, form: Form) -> str:
     try:
         seconds = parse_duration(form.get("for", "").strip())
     except ValueError as error:
         raise InvalidLockOptions(str(error)) from error
-    control.hold(_name(form), seconds, form.get("reason", ""))
-    return True
+    return "hold" if control.hold(_name(form), seconds, form.get("reason", "")) else "hold_later"
 
 
 def unhold(control: LockControl, form: Form) -> bool:
@@ -82,8 +81,8 @@ def drop_claim(control: LockControl, form: Form) -> bool:
     return control.drop_claim(_name(form), task_id=form["task_id"], reason=_reason(form))
 
 
-#: What the forms do. Each returns False if there is nothing any more to act on.
-FORMS: Final[Mapping[str, Callable[[LockControl, Form], bool]]] = {
+#: What the forms do. Each returns False if there is nothing any more to act on, or else True or a key of ``DONE``.
+FORMS: Final[Mapping[str, Callable[[LockControl, Form], bool | str]]] = {
     "release": release,
     "hold": hold,
     "unhold": unhold,
@@ -135,7 +134,8 @@ def _act(visit: Visit, verb: str, form: Form) -> Response:
     if not done:
         raise Refused(409, _UNDROPPED if verb == "drop" else _GONE, back)
     board.forget_counts()
-    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={verb}", 303)
+    said = verb if done is True else done
+    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={said}", 303)
 
 
 def _back(visit: Visit, form: Form) -> str:

@@ -35,7 +35,8 @@ WORKERS_WITHIN: Final = 2.0
 #: The result of an action, as the page after it shows it.
 DONE: Final = {
     "release": "The lock is released.",
-    "hold": "The lock is held, or will be when its present holder releases it.",
+    "hold": "The lock is held.",
+    "hold_later": "The lock will be held when its present holder releases it.",
     "unhold": "The hold has ended.",
     "resolve": "The outcome is settled.",
     "forget": "The run mark is deleted.",

@@ -62,6 +62,18 @@ def test_hold_and_unhold(web: TestClient, control: LockControl) -> None:
     assert control.lock(NAME.text).states == ()
 
 
+def test_page_after_a_hold_says_whether_it_has_begun(store: RedisStore, web: TestClient) -> None:
+    how = {"for": "2h", "reason": "gateway is down"}
+    now = send(web, form_on(web, LOCK, "hold"), **how)
+    assert "The lock is held." in web.get(now.headers["location"]).text
+    send(web, form_on(web, LOCK, "unhold"))
+    take(store, "x.1", request_of("x"))
+    later = send(web, form_on(web, LOCK, "hold"), **how)
+    text = web.get(later.headers["location"]).text
+    assert "The lock will be held when its present holder releases it." in text
+    assert "The lock is held." not in text
+
+
 @pytest.mark.parametrize(("sent", "states"), [("yes", ("used",)), ("no", ())])
 def test_unknown_outcome_is_settled(
     store: RedisStore, web: TestClient, control: LockControl, sent: str, states: tuple[str, ...]
