@@ -7,7 +7,6 @@ worker or its connection ends between the two, the message is lost. Only this fi
 import json
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from tests.support.servers import Server
@@ -48,7 +47,9 @@ def _commands(folder: Path) -> Iterator[list[bytes]]:
     numbered = sorted(folder.glob("appendonlydir/*.incr.aof"), key=lambda path: int(path.name.split(".")[-3]))
     for path in numbered or [folder / "appendonly.aof"]:
         with path.open("rb") as lines:
-            for line in lines:
-                if line.startswith(b"*"):
-                    command = [lines.read(int(next(lines)[1:]) + 2)[:-2] for _ in range(int(line[1:]))]
-                    yield from islice([[command[0].upper(), *command[1:]]], len(command) > 1)
+            while line := lines.readline():
+                if not line.startswith(b"*"):
+                    continue  # an annotation
+                verb, *rest = [lines.read(int(lines.readline()[1:]) + 2)[:-2] for _ in range(int(line[1:]))]
+                if rest:
+                    yield [verb.upper(), *rest]

@@ -1,4 +1,4 @@
-"""Values that an operator reads: what the store knows of a lock name, of its waiters, and of what needs a decision."""
+"""Values that operators and callers read: the state of a lock name, its waiters, and what needs a decision."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The rules in Python and the scripts in Lua: two writings of one law, on the same random histories."""
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -12,9 +11,11 @@ from hypothesis import Phase, given, settings
 
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.model import Acquired, Parked, Renewal, StopRequest
+from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.histories import NAMES, REPLACED, SEATED, TTL, TURN, History, Step, steps
 from tests.contract.queue_helpers import digest, ending, request_of
 from tests.contract.two_stores import TwoStores
+from tests.support.polling import eventually
 from tests.support.servers import Server
 
 #: Parts of 500 histories in the slow form; `make histories` runs 20.
@@ -160,7 +161,8 @@ def test_hold_that_is_about_to_end_ends_in_both_stores_at_once(clean_server: Ser
     """The seconds which a busy machine needs for the steps before do not end it in the server alone."""
     with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
         stores.do(lambda store: store.hold(NAMES[0], "operator:me@host", 90_000, "why"))
-        time.sleep(1.1)
+        lock = LockKeys.of(stores.prefix, NAMES[0]).lock
+        eventually(lambda: client.pttl(lock) < 89_000, within=20, message="the hold does not age")
         stores.travel(89_000_000)
         stores.check()
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
+import yaml
 
 from tests.support.processes import ROOT
-
-yaml = pytest.importorskip("yaml")
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 (LANES,) = (found.split() for found in re.findall(r"^LANES \?= (.*)$", MAKEFILE, re.MULTILINE))
