@@ -7,10 +7,12 @@ Redis' key `kill:<step>`, in the result backend's database, names the process to
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import redis
 
 from celery_dlock import singleton_task
+from celery_dlock.keys.lock_name import LockName
 from celery_dlock.messaging.handoff import GrantPublisher
 from celery_dlock.store.redis.store import RedisStore
 from tests.support.apps.base import make_app
@@ -28,18 +30,34 @@ app = make_app(
 )
 
 
-def _wait_for_broker(settled: Callable[[int, int], bool]) -> None:
-    """Wait until the numbers of the messages in the queue, and of those that are not acknowledged, satisfy this."""
+def _wait_until(settled: Callable[[], bool]) -> None:
     end = time.monotonic() + 5
+    while not settled() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _wait_for_acknowledgements(*_: Any) -> None:
+    """Otherwise the releaser, too, is sent back by the death of its worker."""
     with redis.Redis.from_url(os.environ["DLOCK_TEST_BROKER_URL"]) as broker:
-        while not settled(broker.llen("celery"), broker.hlen("unacked")) and time.monotonic() < end:
-            time.sleep(0.01)
+        _wait_until(lambda: broker.hlen("unacked") <= 1)
 
 
-# Otherwise the releaser, too, is sent back by the death of its worker.
-BEFORE_WORKER_DIES["take:after"] = lambda: _wait_for_broker(lambda _, unacked: unacked <= 1)
-# The granted message was just published. kombu loses it if a worker dies after it took it and before it recorded it.
-BEFORE_WORKER_DIES["published:before"] = lambda: _wait_for_broker(lambda queued, unacked: not queued and unacked == 2)
+def _wait_until_taken(store: RedisStore, name: LockName, identity: str, *_: Any) -> None:
+    """Wait until the granted message, which was just published, has taken its lock.
+
+    kombu loses a message if its worker dies after it took the message and before it recorded it. A message that has
+    its lock was recorded.
+    """
+
+    def taken() -> bool:
+        holder = store.inspect(name)
+        return holder is None or (holder.kind, holder.identity) != ("grant", identity)
+
+    _wait_until(taken)
+
+
+BEFORE_WORKER_DIES["take:after"] = _wait_for_acknowledgements
+BEFORE_WORKER_DIES["published:before"] = _wait_until_taken
 
 if "DLOCK_TEST_STEPS" in os.environ:
     stepped(RedisStore, "acquire", "park", parks)

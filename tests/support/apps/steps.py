@@ -14,11 +14,11 @@ from typing import Any
 
 from tests.support.apps.marks import marks_client
 
-#: Called before a whole worker dies at the step of this name.
-BEFORE_WORKER_DIES: dict[str, Callable[[], None]] = {}
+#: Called before a whole worker dies at the step of this name, with the arguments of the method that has the step.
+BEFORE_WORKER_DIES: dict[str, Callable[..., None]] = {}
 
 
-def step(name: str) -> None:
+def step(name: str, *args: Any) -> None:
     """Die here, if the test says so; once."""
     with marks_client() as client:
         whom = client.getdel(f"kill:{name}")
@@ -26,7 +26,7 @@ def step(name: str) -> None:
             return
         client.set(f"killed:{name}", os.getpid())
     if whom == b"worker":
-        BEFORE_WORKER_DIES.get(name, lambda: None)()
+        BEFORE_WORKER_DIES.get(name, lambda *_: None)(*args)
         os.kill(os.getsid(0), signal.SIGKILL)  # the main process leads the session that the test made for it
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -50,10 +50,10 @@ def stepped(
     def run(*args: Any, **kwargs: Any) -> Any:
         if not asked(*args):
             return original(*args, **kwargs)
-        step(f"{name}:before")
+        step(f"{name}:before", *args)
         answer = original(*args, **kwargs)
         if answered(answer):
-            step(f"{name}:after")
+            step(f"{name}:after", *args)
         return answer
 
     setattr(owner, method, run)

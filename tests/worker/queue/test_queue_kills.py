@@ -46,10 +46,17 @@ def worker(environment):
         yield made
 
 
-def hand_over_with_a_death(environment, step, whom):
-    """1 holds, 2 and 3 wait for it; a process dies at this step. Return what ran, and the dead process' pid."""
+def hand_over_with_a_death(environment, step, workers=()):
+    """1 holds, 2 and 3 wait for it. A process, or one of these workers, dies at this step.
+
+    Return what ran, and the pid of the process that came by the step.
+    """
     account, notes, post = next(accounts), environment.notes, environment.post
-    notes.set(f"gate:{account}:1", 1)
+    whom = "worker" if workers else "child"
+    # kombu loses a message that a dying worker takes at this moment: the body of 2 lasts, so 3 is not published yet.
+    held = f"gate:{account}:2" if workers and step == "published:before" else ""
+    for gate in filter(None, [f"gate:{account}:1", held]):
+        notes.set(gate, 1)
     post.delay(account, 1)
     eventually(lambda: environment.numbers(account, "in") == [1])
     if step in PARKER:
@@ -61,6 +68,9 @@ def hand_over_with_a_death(environment, step, whom):
     if step not in PARKER:
         notes.set(f"kill:{step}", whom)
     notes.delete(f"gate:{account}:1")
+    if held:
+        eventually(lambda: not all(worker.running for worker in workers), 20, message=f"nobody came by {step}")
+        notes.delete(held)
     eventually(lambda: set(environment.numbers(account, "out")) == {1, 2, 3}, 30, message=f"not all ran for {account}")
     eventually(lambda: post.waiting(account, 0).count == 0)
     eventually(lambda: not post.lock_for(account, 0).locked())
@@ -71,11 +81,11 @@ def hand_over_with_a_death(environment, step, whom):
 
 def check(step, ran, dead):
     # A message whose process died after it took the grant is sent again, as after a death in its body.
-    killed = {number for _, number, pid in ran if pid == dead} | ({2} if step == "take:after" else set())
+    killed = {number for _, number, pid in ran if pid in dead} | ({2} if step == "take:after" else set())
     inside = None
     for word, number, pid in ran:
         if word == "in":
-            assert inside in (None, dead), f"{number} ran beside another: {ran}"
+            assert inside is None or inside in dead, f"{number} ran beside another: {ran}"
             inside = pid
         else:
             inside = None
@@ -90,7 +100,8 @@ class TestAChildDies:
     @pytest.mark.parametrize("step", [*RELEASER, *WAITER, *PARKER])
     def test_every_message_runs_in_order_and_none_twice_but_the_killed_one(self, environment, worker, request, step):
         request.node.stash[WORKERS] = [worker]
-        check(step, *hand_over_with_a_death(environment, step, "child"))
+        ran, dead = hand_over_with_a_death(environment, step)
+        check(step, ran, {dead})
 
 
 class TestAWorkerDies:
@@ -105,5 +116,7 @@ class TestAWorkerDies:
             running_worker(APP, folder=tmp_path / "b", urls=environment.urls, concurrency=2, environ=STEPS) as other,
         ):
             started += [one, other]
-            check(step, *hand_over_with_a_death(environment, step, "worker"))
+            processes = [set(worker.children()) for worker in started]
+            ran, dead = hand_over_with_a_death(environment, step, started)
+            check(step, ran, next(pids for pids in processes if dead in pids))
             assert sorted([one.running, other.running]) == [False, True]
