@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ..options.durability import durability_of
-from ..options.validation import MAX_SECONDS, MIN_TTL, invalid_value, seconds_within
+from ..options.durations import MAX_SECONDS, MIN_TTL, seconds_within
+from ..options.error_texts import invalid_value
 from ..options.values import DEFAULT_TTL
 from ..store.location import shown
 
