@@ -1,7 +1,6 @@
 """Every policy, for workers and publishers of two builds. Only options and imports that both builds have."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
