@@ -12,7 +12,8 @@ from .errors import LockHeld, LockLost, NotHeld
 from .keys.key_spec import LockName, shared_name
 from .locking.lease import Lease, NullLease
 from .options.durability import check_ttl
-from .options.validation import Seconds, invalid_value, seconds_within, ttl_seconds
+from .options.durations import Seconds, seconds_within, ttl_seconds
+from .options.error_texts import invalid_value
 from .runtime import Runtime
 from .store.holder_model import Holder, held_by
 from .store.model import AcquireRequest, Held

@@ -10,7 +10,8 @@ from celery.exceptions import TaskRevokedError
 from ..errors import DLockError, InvalidLockOptions
 from ..keys.lock_name import LockName, name_from_text, one_seat
 from ..messaging.parked import ParkedMessage
-from ..options.validation import invalid_value, seconds_within
+from ..options.durations import seconds_within
+from ..options.error_texts import invalid_value
 from ..store.acquisition import OPERATOR
 from ..store.model import Grant
 from ..store.operator_model import AuditRecord, RunView

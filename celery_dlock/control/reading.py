@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import InvalidLockOptions
 from ..keys.lock_name import UNKNOWN_SEATS, LockName, name_from_text
-from ..options.validation import invalid_value
+from ..options.error_texts import invalid_value
 from ..runtime import Runtime
 from ..store.factory import open_operator_store
 from ..store.operator import Place

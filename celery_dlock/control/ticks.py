@@ -13,7 +13,7 @@ from ..errors import DLockError
 from ..keys.lock_name import LockName, name_from_text
 from ..messaging.schedules import adjacent_due_times, is_ours, now_of
 from ..messaging.ticks import Tick
-from ..options.validation import as_seconds
+from ..options.durations import as_seconds
 from ..store.operator_model import RunView
 
 if TYPE_CHECKING:

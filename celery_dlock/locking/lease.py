@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import DLockError, LockLost, StoreUnavailable
 from ..keys.lock_name import idempotency_key
-from ..options.validation import Seconds, seconds_within
+from ..options.durations import Seconds, seconds_within
 from ..store.base import ReleaseRequest
 from ..store.model import Acquired
 from ..utils.clock import Clock, SystemClock

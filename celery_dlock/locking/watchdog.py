@@ -345,7 +345,7 @@ class Watchdog:
         if not record.lost:
             record.lose()
             try:
-                record.stop("lost")  # with on_lost="abort", this raises LockLost in the body (worker/abort)
+                record.stop("lost")  # with on_lost="abort", this raises LockLost in the body (worker/body_stop)
             finally:
                 self._lost(record, reason)
 

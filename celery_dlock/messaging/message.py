@@ -10,10 +10,10 @@ from ..errors import DLockError
 from ..options.derived import SKEW
 from ..store.model import Identity
 from ..utils.clock import Clock, monotonic_clock_id
+from .message_checks import MAX_COUNT, is_count
 from .message_times import SENT_HEADER
 from .publishing import Producers, publish
 from .routing import DELIVERY_COUNT
-from .validation import MAX_COUNT, is_count
 
 if TYPE_CHECKING:
     from celery import Celery

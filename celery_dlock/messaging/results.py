@@ -18,7 +18,7 @@ from celery.exceptions import Ignore, TaskRevokedError
 
 from ..errors import CallNotRun
 from ..utils.log import log_fields, logger
-from .validation import MALFORMED
+from .message_checks import MALFORMED
 
 __all__ = [
     "END_WITHIN",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..utils.text import written
-from .validation import as_seconds
+from .durations import as_seconds
 
 if TYPE_CHECKING:
     from .lock_options import LockOptions

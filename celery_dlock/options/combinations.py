@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from .validation import as_seconds, invalid_value, unmet_requirement
+from .durations import as_seconds
+from .error_texts import invalid_value, unmet_requirement
 
 if TYPE_CHECKING:
     from .lock_options import LockOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Final, Literal
 
-from .validation import FOREVER, Seconds, as_seconds
+from .durations import FOREVER, Seconds, as_seconds
 
 __all__ = ["SKEW", "DerivedOptions", "StopReason", "tick_mark_ttl"]
 

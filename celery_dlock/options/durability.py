@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from ..errors import NotConfirmed
-from .validation import invalid_value, seconds_within
+from .durations import seconds_within
+from .error_texts import invalid_value
 
 __all__ = [
     "PRIMARY",

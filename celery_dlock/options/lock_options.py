@@ -17,9 +17,10 @@ from ..utils.text import did_you_mean
 from . import bounds, requirements, values, words
 from .combinations import check_combinations
 from .derived import DerivedOptions
+from .durations import Seconds, as_seconds
+from .error_texts import ALL_OPTIONS, unmet_requirement
 from .option import Chapter, Option, declared, option
 from .other_libraries import equivalent
-from .validation import ALL_OPTIONS, Seconds, as_seconds, unmet_requirement
 from .values import DEFAULT_TTL
 
 if TYPE_CHECKING:

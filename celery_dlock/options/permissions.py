@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from ..errors import InvalidLockOptions
 from ..utils.text import did_you_mean, written
+from .error_texts import ALL_OPTIONS, invalid_value
 from .lock_options import OPTIONS, LockOptions
-from .validation import ALL_OPTIONS, invalid_value
 
 __all__ = ["BOUNDED", "ENABLED", "SETTING", "Permissions"]
 

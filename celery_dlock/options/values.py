@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from ..errors import InvalidLockOptions
 from ..utils.text import did_you_mean
-from .validation import FOREVER, either, invalid_value, seconds_within, ttl_seconds
+from .durations import FOREVER, seconds_within, ttl_seconds
+from .error_texts import either, invalid_value
 
 __all__ = [
     "DEFAULT_TTL", "MAX_LIMIT", "OVERFLOW", "POLICIES", "Check", "anything", "count_or_none", "debounce", "flag", "key",

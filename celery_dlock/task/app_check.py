@@ -17,7 +17,7 @@ from ..options.durability import check_ttl
 from ..options.lock_options import LockOptions
 from ..utils.log import log_fields, logger
 from .base import SingletonTask
-from .validation import check_topology_support
+from .definition_checks import check_topology_support
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -21,7 +21,7 @@ from ..options.lock_options import DEFAULT_TTL, LockOptions
 from ..options.permissions import Permissions
 from ..runtime import Runtime
 from ..store.operator_model import RunView, Waiting
-from . import hooks, run_marks, unique
+from . import hooks, once_per, unique
 from .call_options import (
     ARGUMENT,
     OPTIONS_HEADER,
@@ -32,10 +32,10 @@ from .call_options import (
     reject_misplaced_options,
 )
 from .definition import apply_decorator_options, inherit_app_task, warn_of_lost_calls
+from .definition_checks import check_topology_support, reject_stray_attributes, task_signature
 from .execution import current
 from .outcomes import HandledElsewhere, SelfReplaced, Skipped
 from .unique_groups import patch_group_publishing
-from .validation import check_topology_support, reject_stray_attributes, task_signature
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -201,7 +201,7 @@ class SingletonTask(_Task):
             LockKeyError: The arguments give no lock name.
             StoreUnavailable: The store did not answer.
         """
-        return run_marks.last_run(self, args, kwargs)
+        return once_per.last_run(self, args, kwargs)
 
     def forget(self, *args: Any, **kwargs: Any) -> bool:
         """Delete the run mark of this call's name, so that the next call runs, however the last run ended.
@@ -223,7 +223,7 @@ class SingletonTask(_Task):
             LockKeyError: The arguments give no lock name.
             StoreUnavailable: The store did not answer. Call it again.
         """
-        return run_marks.forget(self, args, kwargs)
+        return once_per.forget(self, args, kwargs)
 
     def resolve(self, *args: Any, sent: bool, **kwargs: Any) -> bool:
         """Record the outcome of a run whose process died, under ``once_per``.
@@ -247,7 +247,7 @@ class SingletonTask(_Task):
             LockKeyError: The arguments give no lock name.
             StoreUnavailable: The store did not answer. Call it again.
         """
-        return run_marks.resolve(self, args, kwargs, sent=sent)
+        return once_per.resolve(self, args, kwargs, sent=sent)
 
     # -- read by other modules of this package
 

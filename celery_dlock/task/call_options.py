@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from ..errors import InvalidLockOptions
 from ..keys.key_spec import KeySpec
 from ..keys.lock_name import LockName
-from ..messaging.validation import MALFORMED
+from ..messaging.message_checks import MALFORMED
+from ..options.error_texts import ALL_OPTIONS
 from ..options.lock_options import LockOptions
 from ..options.other_libraries import UNMISTAKABLE, equivalent
 from ..options.overrides import overridden
 from ..options.permissions import ENABLED, Permissions
-from ..options.validation import ALL_OPTIONS
 from ..utils.text import did_you_mean, written
 
 if TYPE_CHECKING:

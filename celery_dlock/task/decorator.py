@@ -13,14 +13,14 @@ from ..errors import InvalidLockOptions
 from ..keys.key_spec import KeySpec
 from ..lock import Lock
 from ..locking.lease import BypassLease, Lease, NullLease
+from ..options.error_texts import ALL_OPTIONS
 from ..options.lock_options import LockOptions
 from ..options.other_libraries import equivalent
 from ..options.overrides import overridden
-from ..options.validation import ALL_OPTIONS
 from ..store.operator_model import RunView
 from ..utils.text import did_you_mean
 from .base import SingletonTask
-from .validation import task_signature
+from .definition_checks import task_signature
 
 __all__ = ["TypedTask", "singleton_task"]
 

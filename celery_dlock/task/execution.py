@@ -19,15 +19,15 @@ from ..locking.owner import OwnerContext
 from ..messaging.message import PROPERTY, Delivery, RawMessage
 from ..messaging.results import Replaced, store_started
 from ..messaging.ticks import Tick, tick_of, unstamped
-from ..options.validation import as_seconds
+from ..options.durations import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, Held, Identity, Queued, QueueRequest, Refusal, Requester
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from . import lock_file, outcomes, policy, unique
+from .body_stop import end_stopped, run_stoppable
 from .call_options import LockedTask, call_of
 from .policy import ConflictContext, Park, ParkDuplicate, Wait
-from .stopped import end_stopped, run_stoppable
 from .store_requests import (
     RetryReservation,
     acquire_request,

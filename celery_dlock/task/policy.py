@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..options.durations import as_seconds
 from ..options.lock_options import LockOptions
-from ..options.validation import as_seconds
 from ..store.holder_model import Holder, held_by, shown_time
 from ..store.model import CUT, Duplicate, Held, Parked, Queued, Refusal, Unknown, Used
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import DLockError
 from ..messaging.message import FirstReceipt, RawMessage, sent_us
 from ..messaging.message_times import start_delay
-from ..options.validation import as_seconds
+from ..options.durations import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import REPLACE_MAX_MS, AcquireRequest, Identity, QueueRequest
 from .call_options import ARGUMENT, call_of, headers_for

@@ -17,8 +17,8 @@ from ..errors import LockHeld, LockKeyError, ScriptStopped, StoreRefused, StoreU
 from ..keys.lock_name import LockName
 from ..messaging.message_times import start_delay
 from ..messaging.results import CallSkipped, has_backend, store_revoked, try_end
+from ..options.durations import as_seconds
 from ..options.lock_options import LockOptions
-from ..options.validation import as_seconds
 from ..runtime import Runtime
 from ..store.claim_model import ClaimRequest, ExistingCall
 from ..store.model import CUT, Identity, Requester

@@ -25,7 +25,7 @@ from ..task.app_check import check_task, singleton_tasks
 from ..utils import threads
 from ..utils.log import logger
 from . import inspection  # noqa: F401  # registers the inspect command
-from .abort import aborter_for_pool
+from .body_stop import aborter_for_pool
 from .broker_check import BrokerCheck
 from .claim_renewal import ClaimRenewer
 from .crash_record import WorkerRecord

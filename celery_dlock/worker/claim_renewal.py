@@ -12,7 +12,7 @@ from celery.worker.state import revoked
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
-from ..options.validation import as_seconds
+from ..options.durations import as_seconds
 from ..store.model import Identity
 from ..utils.background import Loop
 from ..utils.log import log_fields, logger

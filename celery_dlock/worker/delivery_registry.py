@@ -19,8 +19,8 @@ from ..locking.watchdog import KILL_GRACE
 from ..runtime import Runtime
 from ..store.acquisition import owner_of
 from ..task import execution
+from .body_kill import BodyKiller
 from .completion_marker import CompletedDelivery, CompletedRun, CompletionMarker, channel_is_gone
-from .stop_kill import BodyKiller
 
 if TYPE_CHECKING:
     from celery import Celery

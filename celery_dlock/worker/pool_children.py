@@ -22,8 +22,8 @@ from ..locking.other_tables import OtherTables
 from ..locking.shared_lease_table import SharedLeaseTable
 from ..utils import threads
 from ..utils.log import log_fields, logger
-from .abort import STOP_SIGNAL
-from .stop_kill import BodyKiller, StopDeadlines
+from .body_kill import BodyKiller, StopDeadlines
+from .body_stop import STOP_SIGNAL
 
 if TYPE_CHECKING:
     from ..locking.lease_table import LeaseRecord

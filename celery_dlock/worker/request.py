@@ -22,16 +22,16 @@ from celery.worker.state import task_ready
 from ..keys.key_spec import LockName
 from ..messaging.delayed_delivery import DEATHS, DELIVERY_EXCHANGE, without_deaths
 from ..messaging.message import HEADER, PROPERTY, RepublishHeader
+from ..messaging.message_checks import MALFORMED, check_message
 from ..messaging.message_times import seconds_until
 from ..messaging.results import has_end, store_revoked, stored_failure, try_end
 from ..messaging.routing import source_queue
-from ..messaging.validation import MALFORMED, check_message
-from ..options.validation import as_seconds
+from ..options.durations import as_seconds
 from ..store.model import Identity
 from ..task.base import SingletonTask
+from ..task.body_stop import report_stopped
 from ..task.call_options import OPTIONS_HEADER, Call, call_of
 from ..task.outcomes import Postponed, SelfReplaced, Skipped
-from ..task.stopped import report_stopped
 from ..utils.log import log_fields, logger
 from .completion_marker import channel_is_gone
 from .delivery_registry import DeliveryRegistry, sends_task_events
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from celery import Celery
 
-    from .stop_kill import KilledBody
+    from .body_kill import KilledBody
 
 __all__ = ["SingletonRequest"]
 

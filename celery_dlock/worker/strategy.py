@@ -8,7 +8,7 @@ from typing import Any
 from celery.exceptions import InvalidTaskError
 from celery.worker.strategy import default as celery_default
 
-from ..messaging.validation import MALFORMED
+from ..messaging.message_checks import MALFORMED
 
 __all__ = ["default"]
 

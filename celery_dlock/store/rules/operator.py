@@ -6,13 +6,14 @@ from ..acquisition import shown_acquisition
 from ..model import Grant
 from ..operator_model import LockView
 from . import views
+from .data import LockRecord
 from .queue import (
     count_waiters,
     grant_next,
     has_waiters,
     unpublished_grant,
 )
-from .records import LockRecord, Records
+from .records import Records
 from .runs import last_run
 
 __all__ = ["cancel_hold", "describe", "free_lock", "hold_lock"]

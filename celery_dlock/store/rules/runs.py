@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..base import ReleaseRequest
 from ..operator_model import RunView
 from . import views
-from .records import DONE_MS, TOMBSTONE_MS, Records, RunMark
+from .data import RunMark
+from .records import DONE_MS, TOMBSTONE_MS, Records
 
 __all__ = ["forget_run", "last_run", "mark_and_holder", "mark_done", "resolve_run", "save_run_mark"]
 

@@ -13,7 +13,8 @@ from ...keys.lock_name import idempotency_key
 from ..acquisition import OPERATOR, acquisition_shown, owner_of
 from ..holder_model import Holder
 from ..operator_model import ClaimView, HolderView, LockView, RunView, State
-from .records import Claim, LockRecord, Records, RunMark
+from .data import Claim, LockRecord, RunMark
+from .records import Records
 
 __all__ = [
     "claim_view",

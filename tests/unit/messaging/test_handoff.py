@@ -24,8 +24,8 @@ from celery_dlock.messaging import handoff, results
 from celery_dlock.messaging.broker_identity import broker_of
 from celery_dlock.messaging.handoff import END_LATER_DELAY, END_LATER_WITHIN, GrantPublisher, end
 from celery_dlock.messaging.message import HEADER, RawMessage, RepublishHeader
+from celery_dlock.messaging.message_checks import MAX_COUNT
 from celery_dlock.messaging.parked import ParkedMessage
-from celery_dlock.messaging.validation import MAX_COUNT
 from celery_dlock.store.model import Grant, Identity
 
 NAME = shared_name("n")

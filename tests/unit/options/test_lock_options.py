@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from celery_dlock import InvalidLockOptions, LockOptions
+from celery_dlock.options.durations import as_seconds
 from celery_dlock.options.lock_options import DEFAULT_TTL, OPTIONS, UNSET
-from celery_dlock.options.validation import as_seconds
 
 DEFAULTS = {
     "key": None,

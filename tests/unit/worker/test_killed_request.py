@@ -8,8 +8,8 @@ import pytest
 from celery_dlock import CallSkipped
 from celery_dlock.utils.threads import SerialExecutor
 from celery_dlock.worker import request as request_module
+from celery_dlock.worker.body_kill import KilledBody
 from celery_dlock.worker.request import SingletonRequest
-from celery_dlock.worker.stop_kill import KilledBody
 from tests.support.polling import eventually
 from tests.unit.fakes import a_name
 

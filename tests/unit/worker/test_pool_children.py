@@ -8,9 +8,9 @@ from celery import Celery
 from celery_dlock.locking import other_tables
 from celery_dlock.runtime import Runtime
 from celery_dlock.worker import pool_children
+from celery_dlock.worker.body_kill import BodyKiller
 from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.pool_children import PoolChildren
-from celery_dlock.worker.stop_kill import BodyKiller
 from tests.unit.fakes import FakeClock
 
 

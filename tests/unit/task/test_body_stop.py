@@ -14,8 +14,8 @@ from celery.concurrency.thread import TaskPool as Threads
 from celery_dlock import LockOptions, Replaced
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.locking.lease_table import LocalLeaseTable
-from celery_dlock.task.stopped import run_stoppable
-from celery_dlock.worker.abort import STOP_SIGNAL, aborter_for_pool
+from celery_dlock.task.body_stop import run_stoppable
+from celery_dlock.worker.body_stop import STOP_SIGNAL, aborter_for_pool
 
 pytestmark = pytest.mark.invariant("newest-call-stops-the-running-one")
 
@@ -113,7 +113,7 @@ from celery.concurrency.thread import TaskPool
 from celery_dlock import Replaced
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.locking.lease_table import LocalLeaseTable
-from celery_dlock.worker.abort import aborter_for_pool
+from celery_dlock.worker.body_stop import aborter_for_pool
 
 aborter, record = aborter_for_pool(TaskPool), LocalLeaseTable().open(LockName("n:x", 7, 1), "o.1", 60)
 inside = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.messaging import validation
-from celery_dlock.messaging.validation import MAX_DEPTH, check_body, check_headers, check_message, check_origin
+from celery_dlock.messaging import message_checks
+from celery_dlock.messaging.message_checks import MAX_DEPTH, check_body, check_headers, check_message, check_origin
 from tests.contract.hostile import NASTY
 
 pytestmark = pytest.mark.core
@@ -139,19 +139,19 @@ def refused(check: Any, *args: Any) -> bool:
 
 
 def test_common_message_is_not_checked_field_by_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "check_headers", pytest.fail)
+    monkeypatch.setattr(message_checks, "check_headers", pytest.fail)
     check_message({**COMMON, "properties": PROPERTIES, "delivery_info": ORIGIN}, PROPERTIES, ORIGIN, [[], {}, {}])
 
 
 @pytest.mark.parametrize("name", ["x" * 100_000, 7**100_000, b"x" * 100_000], ids=["text", "number", "bytes"])
 def test_large_description_that_a_publisher_chose_uses_no_memory_after_check(name: Any) -> None:
     """The last 64 forms are kept with their names. Expected of a large form: it is checked, and not kept."""
-    kept = validation._form_of.cache_info().currsize
+    kept = message_checks._form_of.cache_info().currsize
     check_message({**COMMON, name: 1}, PROPERTIES, ORIGIN, [[], {}, {}])
     check_message(COMMON, {**PROPERTIES, name: 1}, ORIGIN, [[], {}, {}])
     check_message(COMMON, PROPERTIES, {**ORIGIN, name: 1}, [[], {}, {}])
     assert refused(check_message, COMMON, PROPERTIES, ORIGIN, [1] * 100_000)
-    assert validation._form_of.cache_info().currsize == kept
+    assert message_checks._form_of.cache_info().currsize == kept
 
 
 @pytest.mark.parametrize("part", ["headers", "properties", "delivery_info"])

@@ -21,9 +21,9 @@ from celery import Celery
 from celery_dlock.locking.shared_lease_table import SharedLeaseTable, WatchdogRecord
 from celery_dlock.runtime import Runtime
 from celery_dlock.worker import pool_children
+from celery_dlock.worker.body_kill import StopDeadlines
 from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.pool_children import ChildWatch
-from celery_dlock.worker.stop_kill import StopDeadlines
 from tests.support.polling import eventually
 from tests.unit.fakes import a_name
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidLockOptions
 from ..keys.lock_name import LockName
-from ..options.validation import invalid_value
+from ..options.error_texts import invalid_value
 from .call_options import ARGUMENT, Call, LockedTask, call_of, headers_for
 
 if TYPE_CHECKING:
