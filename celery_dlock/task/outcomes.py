@@ -390,7 +390,7 @@ def _retry_uncounted(run: Execution, name: LockName, error: DLockError) -> NoRet
 
 
 def leave_to_newer_worker(run: Execution, name: LockName, version: int) -> NoReturn:
-    """Republish a message as it is, because only a worker of a newer wire version can read its header.
+    """Republish a message with its own header, because only a worker of a newer wire version can read that.
 
     Raises:
         NotRepublished, Postponed, Reject, StoreUnavailable: As for :func:`apply_on_store_error`.
