@@ -38,10 +38,9 @@ __all__ = ["GrantPublisher", "end"]
 
 #: Maximum number of entries in ``_left_at``. A full ``_left_at`` is emptied, so warnings may be logged again.
 MAX_WARNED: Final = 10_000
-#: Seconds for which a process does not sweep a lock after it left that lock's message to other workers: to those of
-#: another broker, or of a newer version. They find the message within that time. The lock's next message may be for
-#: this process, and then waits for up to LEAVE_FOR. So keep LEAVE_FOR below the 2 s in
-#: docs/explanation/how-the-queue-works.md.
+#: Seconds for which a process does not sweep a lock after it left that lock's message to other workers (of another
+#: broker, or newer ones). Those workers find the message within that time. The lock's next message may be for this
+#: process, and then waits for up to LEAVE_FOR. So keep it below the 2 s in docs/explanation/how-the-queue-works.md.
 LEAVE_FOR: Final = 1.5
 #: Seconds for which the queue sweeper tries to store an end that the result backend does not take, and between two
 #: tries. Each try may block the sweeper until the backend's own timeout.
