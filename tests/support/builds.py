@@ -15,7 +15,7 @@ def build_of(commit: str, folder: Path) -> Path:
     """Return a folder with the library as it was at a commit, and nothing else of that commit."""
     if not (ROOT / ".git").exists() or (ROOT / ".git" / "shallow").exists():
         pytest.skip("this is not a clone with the whole history, so there is no other build")
-    command = ["git", "archive", "--format=tar", "--output", folder / "build.tar", commit, "celery_dlock"]
+    command = ["git", "archive", "--format=tar", "--output", str(folder / "build.tar"), commit, "celery_dlock"]
     subprocess.run(command, cwd=ROOT, check=True)
     with tarfile.open(folder / "build.tar") as tar:
         tar.extractall(folder, filter="data")
