@@ -1,4 +1,4 @@
-"""What earlier versions wrote into the store is understood, and this version writes no other wire than it says."""
+"""Today's code understands the store as earlier versions wrote it, and writes the wire that it declares."""
 
 import json
 import re
