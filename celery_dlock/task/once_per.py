@@ -11,12 +11,12 @@ from ..options.error_texts import invalid_value
 from .call_options import ARGUMENT, Call, LockedTask, call_of, headers_for
 
 if TYPE_CHECKING:
-    from ..store.holder_model import LastRun
+    from ..store.operator_model import RunView
 
 __all__ = ["forget", "last_run", "resolve"]
 
 
-def last_run(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> LastRun | None:
+def last_run(task: LockedTask, args: Sequence[Any], kwargs: Mapping[str, Any], tick: str = "") -> RunView | None:
     """Return the last run of a call's name: used, running or of unknown outcome. Return None if it is none of these."""
     if not task.locks_enabled:
         return None

@@ -13,7 +13,7 @@ from ...keys.lock_name import ONE_LOCK, ONE_SEAT, LockName, one_seat
 from ...utils.rng import rng
 from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest, call_again_if_reply_lost
 from ..claim_model import ClaimRequest, ExistingCall
-from ..holder_model import Holder, LastRun
+from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, Waiting
@@ -175,7 +175,7 @@ class EngineStore:
 
     # -- last runs
 
-    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
+    def last_run(self, name: LockName, tick: str = "") -> RunView | None:
         return self._read(name, lambda records: runs.last_run(records, name.text, tick))
 
     def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
@@ -326,7 +326,7 @@ class EngineStore:
 
     def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
         for name, tick in self._places("run", after):
-            view = self._read(name, lambda records, of=(name.text, tick): operator.run_view(records, *of))  # type: ignore[misc]
+            view = self._read(name, lambda records, of=(name.text, tick): runs.last_run(records, *of))  # type: ignore[misc]
             if view is not None and view.state != "used":
                 yield view
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..acquisition import shown_acquisition
 from ..model import Grant
-from ..operator_model import DeadLetter, LockView, RunView
+from ..operator_model import DeadLetter, LockView
 from . import views
 from .data import LockRecord
 from .queue import (
@@ -14,9 +14,9 @@ from .queue import (
     unpublished_grant,
 )
 from .records import Records
-from .runs import mark_and_holder
+from .runs import last_run
 
-__all__ = ["cancel_hold", "describe", "free_lock", "hold_lock", "run_view", "shown_dead_letters"]
+__all__ = ["cancel_hold", "describe", "free_lock", "hold_lock", "shown_dead_letters"]
 
 
 def _is_kept(lock: LockRecord) -> bool:
@@ -77,11 +77,6 @@ def cancel_hold(records: Records, acquisition: str, hold: str) -> bool:
     return True
 
 
-def run_view(records: Records, name: str, tick: str) -> RunView | None:
-    """Return the last run of a name or of one of its ticks."""
-    return views.run_view(name, tick, *mark_and_holder(records, tick))
-
-
 def describe(records: Records, name: str, tick: str, *, of_seat: bool = False) -> LockView:
     """Return what the store knows about one lock name, or about one tick of it.
 
@@ -91,7 +86,7 @@ def describe(records: Records, name: str, tick: str, *, of_seat: bool = False) -
         tick: The tick; "" for the name itself.
         of_seat: It is the name of one seat (``limit``). A claim is that of the whole name.
     """
-    run, has_dead_letters = run_view(records, name, tick), records.has_dead()
+    run, has_dead_letters = last_run(records, name, tick), records.has_dead()
     if tick:
         return views.lock_view(name, records.now, None, run, None, 0, has_dead_letters=has_dead_letters)
     lock, found = records.lock(), None if of_seat else records.claim()
