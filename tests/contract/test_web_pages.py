@@ -313,16 +313,18 @@ def test_store_that_is_away_is_named_with_503_and_no_traceback(
     assert 'server="' in client.get("/metrics").text
 
 
-def test_requests_that_wait_for_a_count_of_a_silent_store_share_its_error(operated: Celery) -> None:
-    state = DashboardState(operated, lambda _: "read", None)
+def test_requests_that_wait_for_a_count_of_a_silent_store_share_its_error(
+    operated: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began, counts = [], threading.Event()
 
-    def silent() -> None:
+    def silent(_control: LockControl) -> None:
         began.append(1)
         counts.wait(5)
         raise StoreUnavailable("silent")
 
-    state.control.counts = silent  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(LockControl, "counts", silent)
+    state = DashboardState(operated, lambda _: "read", None)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(state.counts) for _ in range(8)]
         eventually(lambda: pool._work_queue.empty() and began)
