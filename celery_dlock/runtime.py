@@ -53,6 +53,8 @@ __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 WATCHDOG_TIMEOUT = 0.4
 #: Seconds that it waits while no lease ends soon, so that a slow store costs no lease.
 PATIENT_TIMEOUTS = (0.7, 1.5, 3.0)
+#: Seconds for which the processes of a worker skip a store that timed out (circuit breaker).
+BREAKER_RESET = 2.0
 #: The longest release, as a multiple of the store timeout: its commands, and the connections that it opens.
 RELEASE_STEPS = 4
 
@@ -309,7 +311,7 @@ class Runtime:
             lease_table, wake = kept, _kept_elsewhere
         store = self.open_store(settings.timeout)
         failed = recorder.store_failed if recorder else _uncounted
-        breaker = CircuitBreaker(self._store_state, self.clock, settings.breaker_reset, settings.timeout, failed)
+        breaker = CircuitBreaker(self._store_state, self.clock, BREAKER_RESET, settings.timeout, failed)
         grant_publisher = GrantPublisher(
             self.app,
             store,
