@@ -48,7 +48,7 @@ class Counted(Protocol):
     def task(self) -> str | None: ...
 
     #: When the lock was taken, on the monotonic clock.
-    taken_at: float
+    taken_at: float | None
 
 
 #: The errors that a wrong name or label raises. Others are not caught: a soft time limit may be raised in this code,
@@ -174,7 +174,7 @@ class Recorder:
             return any(map(about_acquired, filters))
 
         def released(lease: Counted) -> bool:
-            held = _now() - lease.taken_at
+            held = 0.0 if lease.taken_at is None else _now() - lease.taken_at
             cell = rows.bases[lease.task]
             words[cell + _held_bucket(held)] += 1
             sums[cell] = sums[cell] + held  # not +=, which costs two more bytecode instructions

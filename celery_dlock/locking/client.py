@@ -33,7 +33,6 @@ from ..store.model import (
     Parked,
     Queued,
     Refusal,
-    Released,
     Renewal,
     StopRequest,
     Tombstoned,
@@ -69,7 +68,6 @@ class LockClient:
     Args:
         store: The lock store.
         lease_table: The lease table of this process. An acquisition is recorded there before its command is sent.
-        wake: Starts the watchdog if it does not run; returns false if it cannot be started.
         clock: The clock of all deadlines.
         listeners: The receivers of events.
         publish_grant: Publishes the message of a granted waiter. Never raises because of the broker.
@@ -82,7 +80,6 @@ class LockClient:
         self,
         store: LockStore,
         lease_table: LeaseTable,
-        wake: Callable[[], bool],
         clock: Clock,
         listeners: Listeners,
         publish_grant: Callable[[LockName, Grant], object] = lambda name, grant: None,
@@ -92,7 +89,6 @@ class LockClient:
         self._store = store
         self._has_shards = store.clustered
         self._lease_table = lease_table
-        self._wake = wake
         self._clock = clock
         self._listeners = listeners
         self._publisher = publish_grant
@@ -100,7 +96,7 @@ class LockClient:
         self._recent_wake = RecentWake(clock)
         self._recorder = recorder
         self._taken, self._released = lease_hooks(recorder, listeners.hears, self._breaker.time_next)
-        self._scan_alarm = ScanAlarm(lease_table, wake)
+        self._scan_alarm = ScanAlarm(lease_table)
 
     def acquire(self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest) -> Lease | Refusal:
         """Take the lock, or return why it was refused. An owner that holds the lock re-enters it.
@@ -194,7 +190,7 @@ class LockClient:
         context.drop(lease)
         if lost:
             logger.warning("the work under %s has ended; its lease was lost before", lease.name)
-            self._listeners.lost_before(lease.name, lease.owner)
+            self._listeners.after_loss(lease.name, lease.owner)
         if ours and self._released(lease):
             self._tell("released", lease, "its lease was lost before" if lost else "")
         return ours and not lost
@@ -218,7 +214,7 @@ class LockClient:
             for key in [key for key, lease in context.held.items() if lease.acquisition == acquisition]:
                 del context.held[key]
             context.open_acquisitions.pop(acquisition, None)
-        self._wake()
+        self._lease_table.wake()
 
     def announce_release(self, lease: Lease, reserved_for: str = "") -> None:
         """Record in the lock that the body has ended. Call this before the next message is published.
@@ -308,16 +304,13 @@ class LockClient:
                 answer = self._breaker.call(
                     self._store.acquire, name, acquisition, round(ttl * 1000), request, shard=shard
                 )
-            except ReplyLost as error:
-                self._take_back(record, context, error)
-                # A duplicate delivery may have set ``dup`` in the lock that the rollback deleted: set it again.
-                request = self._aged(request, sent)._replace(republished=True)
-                if attempt + 1 == ATTEMPTS:
-                    raise
-                continue
             except StoreUnavailable as error:
                 self._undo(record, context, error)
-                raise
+                if not isinstance(error, ReplyLost) or isinstance(error, ReplyTimeout) or attempt + 1 == ATTEMPTS:
+                    raise
+                # A duplicate delivery may have set ``dup`` in the lock that the rollback deleted: set it again.
+                request = self._aged(request, sent)._replace(republished=True)
+                continue
             if isinstance(answer, Acquired):
                 record.held(sent + ttl - drift_margin(ttl))
                 if not self._scan_alarm.is_watched(record, sent):
@@ -338,13 +331,10 @@ class LockClient:
         """Return the request with the age that its message has now. A copy of it may have ended in the meantime."""
         return request._replace(age_us=request.age_us + round((self._clock.monotonic() - since) * 1e6))
 
-    def _take_back(self, record: LeaseRecord, context: OwnerContext, error: ReplyLost) -> None:
-        """Release an acquisition whose acquire had no reply, so that a late acquire has no effect either."""
-        if isinstance(error, ReplyTimeout):
-            raise error  # the watchdog rolls it back: the caller must not wait for a second timeout
-        self._undo(record, context, error)
-
     def _undo(self, record: LeaseRecord, context: OwnerContext, error: StoreUnavailable) -> None:
+        """Release an acquisition whose acquire failed, so that a late acquire has no effect either."""
+        if isinstance(error, ReplyTimeout):
+            return  # the watchdog rolls it back: the caller must not wait for a second timeout
         if isinstance(error, ReplyLost | NotConfirmed):
             self._give_back(record, context)
             return
@@ -357,17 +347,14 @@ class LockClient:
     def _give_back(self, record: LeaseRecord, context: OwnerContext) -> None:
         name, shard = record.name, self._store.shard(record.name)
         released = self._breaker.call(self._store.release, name, record.acquisition, context.rollback, shard=shard)
-        self._publish_grant(record.name, released)
+        if released.granted:
+            self._publisher(name, released.granted)
         self._forget(record, context)
 
-    def _publish_grant(self, name: LockName, answer: Released | Parked | Duplicate | Used | Unknown) -> None:
-        if answer.granted:
-            self._publisher(name, answer.granted)
-
     def _forget_refused(self, record: LeaseRecord, context: OwnerContext, answer: Refusal) -> None:
-        if isinstance(answer, Parked | Duplicate | Used | Unknown):
+        if isinstance(answer, Parked | Duplicate | Used | Unknown) and answer.granted:
             # Publish before clearing the record. If this process dies first, the watchdog publishes the grant.
-            self._publish_grant(record.name, answer)
+            self._publisher(record.name, answer.granted)
         self._forget(record, context)
 
     def _forget(self, record: LeaseRecord, context: OwnerContext) -> None:
@@ -404,7 +391,7 @@ class LockClient:
                 self._publisher(name, released.granted)
         except BaseException as error:
             record.delegate_release(ending.text)
-            self._wake()
+            self._lease_table.wake()
             if isinstance(error, StoreUnavailable):
                 logger.warning("could not release %s, the watchdog will retry it: %s", lease.name, error)
                 return True

@@ -88,7 +88,7 @@ class Listeners:
         self._listeners: list[tuple[Callable[[Kind], object], Callable[[Event], None]]] = []
         self._hears: list[Callable[[Kind], object]] = []
         #: Called at the release of a lease that was lost before, with its lock name and owner.
-        self.after_loss: Callable[[str, str], object] = _nothing
+        self.after_loss: Callable[[str, str], object] = lambda name, owner: None
         #: Shared with the pool children that are forked later.
         self.losses = RecentLosses()
 
@@ -113,10 +113,6 @@ class Listeners:
         """For each listener, the function that returns whether it accepts a kind. The same object at any time."""
         return self._hears
 
-    def lost_before(self, name: str, owner: str) -> None:
-        """Report, in the process of the work, that it has ended after its lease was lost."""
-        self.after_loss(name, owner)
-
     def emit(self, kind: Kind, **facts: Any) -> None:
         """Send an event to the listeners that accept its kind.
 
@@ -139,7 +135,3 @@ class Listeners:
                 if threads.is_kill(error) or not (isinstance(error, Exception) or threads.in_background()):
                     raise
                 logger.warning("a listener of dlock-%s failed", kind, exc_info=True)
-
-
-def _nothing(_name: str, _owner: str) -> None:
-    """Do nothing: no listener wants to know."""

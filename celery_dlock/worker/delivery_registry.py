@@ -16,7 +16,7 @@ from ..counters.recorder import COUNTING_ERRORS, log_failed_count
 from ..keys.lock_name import LockName, task_of_name
 from ..locking.lease_table import LeaseRecord
 from ..locking.watchdog import KILL_GRACE
-from ..runtime import Runtime
+from ..runtime import Runtime, WorkerHooks
 from ..store.acquisition import owner_of
 from ..task import execution
 from .body_kill import BodyKiller
@@ -25,7 +25,6 @@ from .completion_marker import CompletedDelivery, CompletedRun, CompletionMarker
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..locking.lease_table import BodyAborter
     from ..store.model import Grant, Released
     from .pool_children import PoolChildren
     from .queue_sweeper import HeldBack
@@ -96,7 +95,7 @@ class _NoRenewer:
     def release_claim(self, request: Any) -> None: ...
 
 
-class DeliveryRegistry:
+class DeliveryRegistry(WorkerHooks):
     """The deliveries of one app's worker, and the worker's side of the app's runtime (`WorkerHooks`)."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -126,8 +125,6 @@ class DeliveryRegistry:
         #: By owner: the time by which its process must have ended, if Celery kills it for its hard time limit.
         self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
         self.body_killer = BodyKiller(self)
-        #: Stops the body of a lost lease, if the worker's pool has a way to do so.
-        self.aborter: BodyAborter | None = None
         #: The pool children and their lease tables. This is the only strong reference: fork hooks have a weak one.
         self.children: PoolChildren | None = None
         self.sweeper: Sweeper = _NoSweeper()

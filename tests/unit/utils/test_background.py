@@ -212,7 +212,7 @@ def test_loss_behind_a_listener_that_blocks_is_logged(caplog: pytest.LogCaptureF
     runtime.listeners.add(blocks)
     slot = runtime.lease_table.open(shared_name("x"), "me.1", 30.0)
     for reason in ("first", "second"):
-        runtime.watchdog._lost(slot, Loss(LossCause.FORGOTTEN, reason))
+        runtime.watchdog._hooks.lost(slot, Loss(LossCause.FORGOTTEN, reason))
     eventually(lambda: len(told) == 1)
     over.set()
     lost = [line.rpartition(": ")[2] for line in caplog.messages if line.startswith("the lease of x:")]
