@@ -26,7 +26,7 @@ from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from . import lock_file, outcomes, policy, unique
 from .body_stop import end_stopped, run_stoppable
-from .call_options import LockedTask, call_of
+from .call_options import call_of
 from .policy import ConflictContext, Park, ParkDuplicate, Wait
 from .store_requests import (
     RetryReservation,
@@ -39,6 +39,8 @@ from .store_requests import (
 
 if TYPE_CHECKING:
     from celery.exceptions import Retry
+
+    from .base import SingletonTask
 
 __all__ = ["Execution", "current", "running"]
 
@@ -114,7 +116,7 @@ class Execution:
     #: the message ends without it.
     _claimed: LockName | None = None
 
-    def __init__(self, task: LockedTask) -> None:
+    def __init__(self, task: SingletonTask) -> None:
         self.task = task
         request: Any = task.request
         self.request = request

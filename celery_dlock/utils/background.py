@@ -41,6 +41,7 @@ class Loop:
     Args:
         name: Names the thread in the log.
         run_round: Runs one round. Returns the seconds until the next one, or None to end the thread.
+        goes_on: Called before each round; false ends the thread.
         needed: Called when the thread has ended. Returns whether there is work again.
         close: Called when the thread ends.
         wait: Waits between two rounds.
@@ -52,6 +53,7 @@ class Loop:
         name: str,
         run_round: Callable[[], float | None],
         *,
+        goes_on: Callable[[], bool] = lambda: True,
         needed: Callable[[], bool] = lambda: False,
         close: Callable[[], object] = lambda: None,
         wait: Callable[[float], None] | None = None,
@@ -59,6 +61,7 @@ class Loop:
     ) -> None:
         self._name = name
         self._run_round = run_round
+        self._goes_on = goes_on
         self._is_needed = needed
         self._close = close
         self._sleep = threads.sleep if begin is None else _sleep
@@ -114,7 +117,7 @@ class Loop:
         seconds: float | None = AGAIN
         try:
             threads.retry_starts()
-            seconds = self._run_round()
+            seconds = self._run_round() if self._goes_on() else None
         except BaseException as error:  # noqa: BLE001  # logged, and the next round follows
             self._failed(error)
         if seconds is None:

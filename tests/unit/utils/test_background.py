@@ -276,7 +276,7 @@ def test_thread_of_a_worker_whose_rounds_and_log_fail_goes_on(broken_log: list[s
     app.conf.dlock_url = "redis://127.0.0.1:1"
     rounds = Rounds(5)
     room = rooms(Runtime.of(app), rounds)[name]
-    room._loop.run()
+    room.loop.run()
     assert rounds.left == 0
     assert broken_log == [f"the {name} failed in one round, continuing"] * 4
 
