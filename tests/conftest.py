@@ -94,10 +94,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_tasks_of_other_tests() -> Iterator[None]:
-    """``app.task`` announces its task to every app that is made later: the next test's would get this one's."""
-    shared = set(_state._on_app_finalizers)  # type: ignore[attr-defined]  # not in the stubs
+    """Forget the apps and the shared tasks that the test made.
+
+    ``app.task`` announces its task to every app that is made later, and ``shared_task`` to every app that exists.
+    """
+    shared, apps = set(_state._on_app_finalizers), set(_state._apps)  # type: ignore[attr-defined]  # not in the stubs
     yield
     _state._on_app_finalizers.intersection_update(shared)  # type: ignore[attr-defined]  # not in the stubs
+    _state._apps.intersection_update(apps)  # type: ignore[attr-defined]  # not in the stubs
 
 
 @pytest.fixture

@@ -464,6 +464,12 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         ),
         "no-claim-without-store": "Without a store, nothing is published unless the task runs without a lock too.",
     },
+    "Versions": {
+        "two-versions-share-locks": (
+            "While workers of one version replace those of another with the same wire format, no call is lost and "
+            "none runs twice, under any policy."
+        ),
+    },
     "Operators": {
         "operators-see-each-state": (
             "An operator sees each lock name that is held, granted, kept, used, of unknown outcome or claimed."

@@ -146,24 +146,24 @@ def _without_html(text: str) -> str:
 
 
 def options() -> str:
-    """Return the table of all options, then the chapters with the details."""
+    """Return the list of all options by chapter, then the chapters with the details."""
     fields = option_fields()
-    rows = ["| option | values | default | meaning |", "| --- | --- | --- | --- |"]
-    chapters = []
+    listed, chapters = [], []
     for chapter in Chapter:
         title, label, link = chapter.value
-        entries = []
-        for name, declaration in OPTIONS.items():
-            if declaration.chapter is chapter:
-                annotation, text = fields[name]
-                detail = markdown(text)
-                summary = re.split(r"[.;]\s", f"{detail} ")[0]
-                values = allowed(name, annotation, text)
-                rows.append(f"| [`{name}`](#{name}) | {values} | {default_of(name)} | {summary} |")
-                more = f"\n\nMore: [{MORE[name][0]}]({MORE[name][1]})." if name in MORE else ""
-                entries.append(f"### `{name}`\n\n{detail}{more}")
+        names = [name for name, declaration in OPTIONS.items() if declaration.chapter is chapter]
+        listed.append(f"- {title}: {', '.join(f'[`{name}`](#{name})' for name in names)}.")
+        entries = [entry(name, *fields[name]) for name in names]
         chapters.append("\n\n".join([f"## {title}", f"More: [{label}](../{link}).", *entries]))
-    return "\n\n".join(["## All options", "\n".join(rows), *chapters])
+    return "\n\n".join(["## All options", "\n".join(listed), *chapters])
+
+
+def entry(name: str, annotation: str, text: str) -> str:
+    """Return the section of an option. Its values are left out if its description has an item for each."""
+    detail = markdown(text)
+    values = "" if "\n- " in detail else f"Values: {allowed(name, annotation, text)}. "
+    more = f" More: [{MORE[name][0]}]({MORE[name][1]})." if name in MORE else ""
+    return f"### `{name}`\n\n{detail}\n\n{values}Default: {default_of(name)}.{more}"
 
 
 def allowed(name: str, annotation: str, text: str) -> str:

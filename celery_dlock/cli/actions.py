@@ -22,14 +22,14 @@ _WITH_ID: Final = re.compile(r"(.*:[0-9a-f]{32})/(.+)")
 
 @click.command()
 @click.argument("name")
-@option("--acquisition", help="Only this acquisition, as `show` prints it. Default: the one that holds the lock now.")
+@option("--acquisition", help="Only this acquisition, as `show` prints it. Default: the present one.")
 @option("--force", is_flag=True, help="Also if the holder is alive, or min_hold, keep_on_retry or a hold keeps it.")
 @_REASON
 def release(name: str, acquisition: str | None, force: bool, reason: str) -> None:  # noqa: FBT001
     """Release a lock, and grant it to the next waiter.
 
     If the lease was renewed less than half a ttl ago, its holder counts as alive, and the release is refused. With
-    --force, another call may run beside the holder until the holder notices.
+    --force, another call may run beside the holder until it notices.
     """
     with session() as opened:
         if acquisition is None:
@@ -45,7 +45,7 @@ def release(name: str, acquisition: str | None, force: bool, reason: str) -> Non
 
 @click.command()
 @click.argument("name")
-@option("--for", "seconds", type=DURATION, required=True, help="The time of the hold, such as 2h.")
+@option("--for", "seconds", type=DURATION, required=True, help="How long, such as 2h.")
 @option("--reason", required=True, help="The reason, which skipped calls report.")
 def hold(name: str, seconds: float, reason: str) -> None:
     """Hold a lock for a limited time, so that no call runs."""
@@ -67,8 +67,8 @@ def unhold(name: str, reason: str) -> None:
 @click.command()
 @click.argument("name")
 @option("--sent/--not-sent", "sent", required=True, default=None, help="Whether the run did its work.")
-@option("--tick", default="", help="With once_per='tick': the tick of the run, as `unknown` prints it.")
-@option("--mark", help="Only the run with this mark, as `unknown` prints it. Default: the run that is unknown now.")
+@option("--tick", default="", help="The tick of the run (once_per='tick'), as `unknown` prints it.")
+@option("--mark", help="Only the run with this mark, as `unknown` prints it. Default: the present one.")
 @option("--dry-run", is_flag=True, help="Only print which run would be settled.")
 @_REASON
 def resolve(
@@ -92,10 +92,10 @@ def resolve(
 
 @click.command()
 @click.argument("name")
-@option("--tick", default="", help="With once_per='tick': the tick to free, as `unknown` or `list --json` prints it.")
+@option("--tick", default="", help="The tick to free (once_per='tick'), as `unknown` or `list --json` prints it.")
 @_REASON
 def forget(name: str, tick: str, reason: str) -> None:
-    """Delete the run mark of a name (once_per), or that of one of its ticks, so that the next call runs."""
+    """Delete the run mark of a name or of a tick (once_per), so that the next call runs."""
     with session() as opened:
         done = opened.control.forget(name, tick=tick, reason=reason)
         _done(done, f"the run mark of {name} is deleted", f"{name} has no run mark")
@@ -137,7 +137,7 @@ def queue_list(name: str | None, limit: int, form: str | None) -> None:
 
 @queue.command("drop")
 @click.argument("target", required=False)
-@option("--task", help="All waiters of this task.")
+@option("--task", help="Only those of this task.")
 @bulk
 def queue_drop(target: str | None, task: str | None, **how: Any) -> None:
     """End waiters, by NAME, NAME/TASK_ID or --task: their results become REVOKED."""
@@ -180,7 +180,7 @@ def dead_list(name: str | None, task: str | None, form: str | None) -> None:
 
 @dead.command("requeue")
 @click.argument("target", required=False)
-@option("--task", help="All dead letters of this task.")
+@option("--task", help="Only those of this task.")
 @option("--all", "every", is_flag=True, help="All dead letters.")
 @bulk
 def dead_requeue(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
@@ -197,7 +197,7 @@ def dead_requeue(target: str | None, task: str | None, every: bool, **how: Any) 
 
 @dead.command("drop")
 @click.argument("target", required=False)
-@option("--task", help="All dead letters of this task.")
+@option("--task", help="Only those of this task.")
 @option("--all", "every", is_flag=True, help="All dead letters.")
 @bulk
 def dead_drop(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
@@ -227,9 +227,7 @@ def claims() -> None:
 
 @claims.command("list", hidden=True)
 @option("--task", help="Only those of this task.")
-@option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends when it has this many claims."
-)
+@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends when it has this many.")
 @option("--cursor", default="", help="The next page: the cursor that the page before printed.")
 @listing
 def claims_list(task: str | None, limit: int, cursor: str, form: str | None) -> None:
@@ -251,7 +249,7 @@ def claims_list(task: str | None, limit: int, cursor: str, form: str | None) -> 
 
 @claims.command("drop")
 @click.argument("name", required=False)
-@option("--task", help="All claims of this task.")
+@option("--task", help="Only those of this task.")
 @bulk
 def claims_drop(name: str | None, task: str | None, **how: Any) -> None:
     """Delete claims, by NAME or --task, so that other calls can be published. The messages stay in the broker."""

@@ -47,23 +47,17 @@ def dlock(ctx: click.Context, /, **_preload: Any) -> None:
 @option("--name", help="Only names that match this pattern, such as 'shop.*'.")
 @option("--state", help="Only these states, with commas: held, granted, kept, used, unknown, claimed.")
 @option("--older", type=DURATION, help="Only names that have been in their state for longer, such as 10m.")
-@option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends when it has this many names."
-)
+@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends when it has this many.")
 @option("--cursor", default="", help="The next page: the cursor that the page before printed.")
 @option("--all", "every", is_flag=True, help="All pages.")
-@option("--workers", is_flag=True, help="Ask the live workers, not the store, what they hold.")
+@option("--workers", is_flag=True, help="List what the live workers hold, with their pools, versions and watchdogs.")
 @listing
 @click.pass_context
 def list_(  # click prints the docstring
     ctx: click.Context, /, task: str | None, name: str | None, state: str | None, older: float | None, limit: int,
     cursor: str, every: bool, workers: bool, form: str | None,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """List the lock names that are in use.
-
-    The store is read in small steps, so no other client waits. A page can be longer than the limit. With --workers,
-    the list comes from the live workers, with their pools, versions and watchdogs.
-    """
+    """List the lock names that are in use. A page can be longer than the limit."""
     if workers and (state or older is not None or cursor or every):
         raise click.UsageError("--workers shows what is held now: of the filters, only --task and --name go with it")
     with session(form) as opened:
@@ -93,10 +87,12 @@ def list_(  # click prints the docstring
 
 @dlock.command()
 @click.argument("name", required=False)
-@option("--task", help="A task's name: show the lock of its call with --args and --kwargs.")
-@option("--args", type=JSON["array"], default="[]", help="Its positional arguments, as JSON.")
-@option("--kwargs", type=JSON["object"], default="{}", help="Its keyword arguments, as JSON.")
-@option("--id", "task_id", help="A task id: show the locks that the call holds, awaits or claims, or that refused it.")
+@option("--task", help="Show the lock of a call of this task, with --args and --kwargs.")
+@option("--args", type=JSON["array"], default="[]", help="The positional arguments, as JSON.")
+@option("--kwargs", type=JSON["object"], default="{}", help="The keyword arguments, as JSON.")
+@option(
+    "--id", "task_id", help="Show the locks that the call with this id holds, awaits or claims, or that refused it."
+)
 @formats
 def show(
     name: str | None, task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: str | None, form: str | None

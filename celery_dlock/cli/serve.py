@@ -19,8 +19,7 @@ __all__ = ["metrics"]
 def metrics(port: int, host: str) -> None:
     """Serve the gauges of the store for Prometheus until Ctrl-C.
 
-    One such process is enough for all workers. Each worker serves its own counters (dlock_metrics_port). The command
-    needs the package prometheus_client.
+    One such process is enough for all workers. It needs the package prometheus_client.
     """
     with session() as opened:
         from ..metrics import StoreCollector  # noqa: PLC0415  # every celery command imports this module

@@ -29,10 +29,7 @@ __all__ = ["web"]
 def web(
     host: str, port: int, auth_file: Path | None, access: str | None, root_path: str, hosts: tuple[str, ...]
 ) -> None:
-    """Serve the web dashboard. It is read-only, unless --auth-file or --access is given.
-
-    An address that other machines reach needs --auth-file or --access.
-    """
+    """Serve the web dashboard. Without --auth-file or --access, it is read-only, and for this machine only."""
     try:
         import uvicorn  # noqa: F401, PLC0415  # every celery command imports this module
 

@@ -129,7 +129,7 @@ SETTINGS: Final = {
     "dlock_transport_options": Setting(
         None,
         _Values("a dict", _checked_later),
-        "Options that a URL cannot carry: ``master_name``, ``sentinel_kwargs``, ``credential_provider``, ``ssl``.",
+        "What a URL cannot say: ``master_name``, ``sentinel_kwargs``, ``credential_provider``, ``ssl``.",
         "none",
     ),
     "dlock_prefix": Setting(
@@ -141,12 +141,11 @@ SETTINGS: Final = {
     "dlock_durability": Setting(
         "primary",
         _Values(
-            '``"primary"``, ``{"replicas": n, "timeout": s}``, ``{"fsync": "local", "timeout": s}`` or '
-            '``{"fsync": n, "timeout": s}``, the timeout optional',
+            '``"primary"``, ``{"replicas": n}``, ``{"fsync": "local"}`` or ``{"fsync": n}``; a dict may also have '
+            '``"timeout": s``',
             durability_of,
         ),
-        "The servers that must confirm a write about a lock before it counts: the server that executes it, n of its "
-        "replicas, or their disks.",
+        "The servers or disks that must confirm a write about a lock before it counts.",
     ),
     "dlock_enabled": Setting(
         True,  # noqa: FBT003  # the default of a setting
@@ -156,8 +155,7 @@ SETTINGS: Final = {
     "dlock_call_options": Setting(
         "bounded",
         _Values('``"bounded"``, ``"all"`` or a list of options', _checked_later),
-        "The options that a message may choose: all within bounds set by the task, all with any value, or those in the "
-        "list.",
+        "The options that a message may choose: all within the task's bounds, all, or those in the list.",
         optional=True,
     ),
     "dlock_timeout": Setting(
@@ -174,24 +172,24 @@ SETTINGS: Final = {
     "dlock_quarantine": Setting(
         None,
         _seconds(0.0),
-        "Seconds for which a server grants nothing new after it was started, emptied or promoted. With 0 it is off. "
-        "Set the longest ttl, the same in all workers.",
-        "on a Redlock, the longest ttl of the app's tasks, at least ``dlock_ttl``; on any other store 0",
+        "Seconds for which a server grants nothing new after it was started, emptied or promoted. Set the longest ttl, "
+        "the same in all workers. 0: off.",
+        "on a Redlock, the longest ttl of the app's tasks, at least ``dlock_ttl``; else 0",
     ),
     "dlock_grant_timeout": Setting(
         60.0,
         _seconds(MIN_TTL),
-        "Grant timeout under ``queue``: seconds that a published message has to start, doubled with each failed grant.",
+        "Seconds that a granted call has to start after its message was published, doubled with each failed grant.",
     ),
     "dlock_grant_attempts": Setting(
         5,
         _Values("a whole number of at least 1", _count),
-        "Failed grants under ``queue`` after which a parked message becomes a dead letter.",
+        "Failed grants after which a parked message becomes a dead letter.",
     ),
     "dlock_broker": Setting(
         None,
         _Values("a text", _broker),
-        "The broker's name in parked messages under ``queue``; the same in all apps of one broker.",
+        "The broker's name in parked messages; the same in all apps of one broker.",
         "the broker's URL without user, password and options",
     ),
     "dlock_metrics_port": Setting(
@@ -203,7 +201,7 @@ SETTINGS: Final = {
     "dlock_opentelemetry": Setting(
         False,  # noqa: FBT003  # the default of a setting
         _Values("``True`` or ``False``", _switch),
-        "Whether the current OpenTelemetry span shows what became of a call and of its lock.",
+        "Whether the current OpenTelemetry span shows what became of a call.",
     ),
 }
 """The settings by name."""

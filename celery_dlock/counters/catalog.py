@@ -60,28 +60,27 @@ METRICS: Final = (
     Metric(
         "held_seconds",
         "histogram",
-        "Seconds from taking a lock to its release by the holder. A lock that is released in another way is missing.",
+        "Seconds from taking a lock to its release by the holder. Other releases are not counted.",
         bounds=_RUN,
     ),
     Metric(
         "wait_seconds",
         "histogram",
         "Seconds that a call waited in its pool slot or in the queue before it took the lock; 0 if it did not wait. "
-        "The delays of republished calls (retry) are not included.",
+        "Delays of retries are not included.",
         bounds=_RUN,
     ),
     Metric("bypassed", "counter", "Bodies that ran without their lock (on_store_error='run')."),
     Metric(
         "bypassed_local",
         "counter",
-        "Bodies that held their lock on their machine only, as the store was unavailable (on_store_error='local').",
+        "Bodies that held their lock on their machine only (on_store_error='local').",
     ),
     Metric("misfired", "counter", "Ticks that came too late and were skipped (misfire_grace)."),
     Metric(
         "conflicts",
         "counter",
-        "Calls that did not get their lock at once, by what became of them. A call that is republished or parked "
-        "counts again at its next conflict.",
+        "Calls that did not get their lock at once, by what became of them. A call may have several conflicts.",
         label="outcome",
         values=(
             "skipped",
@@ -98,31 +97,30 @@ METRICS: Final = (
     Metric(
         "released",
         "counter",
-        "Locks released. The watchdog releases them after a death or a failed release, crash recovery after the death "
-        "of a worker. Releases by operators are in their audit, because no worker sees them.",
+        "Locks released: by the watchdog after a death or a failed release, by crash recovery after the death of a "
+        "worker. Releases by operators are only in their audit.",
         label="by",
         values=("holder", "watchdog", "crash_recovery"),
     ),
     Metric(
         "lost",
         "counter",
-        "Leases that ended before their release. Forgotten: the store no longer knew them, also because an operator "
-        "released them. Unanswered: it did not answer in time.",
+        "Leases that ended before their release. Forgotten: the store no longer knew them, also after a release by an "
+        "operator. Unanswered: it did not answer in time.",
         label="cause",
         values=("forgotten", "unanswered", "max_hold", "time_limit"),
     ),
-    Metric("unknown_outcomes", "counter", "Runs under once_per whose process died, so that their outcome is unknown."),
+    Metric("unknown_outcomes", "counter", "Runs under once_per whose outcome became unknown."),
     Metric("dead_letters", "counter", "Parked messages that became dead letters."),
     Metric(
         "lost_grants",
         "counter",
-        "Grants whose message was published, and that no worker took in time (dlock_grant_timeout).",
+        "Published grants that no worker took in time (dlock_grant_timeout).",
     ),
     Metric(
         "store_errors",
         "counter",
-        "Commands that the lock store did not carry out. The kind skipped means that a command was not sent, because "
-        "the circuit breaker was open.",
+        "Commands that the lock store did not carry out. Skipped: not sent, because the circuit breaker was open.",
         per_task=False,
         label="kind",
         values=(
@@ -146,8 +144,8 @@ METRICS: Final = (
     Metric(
         "store_seconds",
         "histogram",
-        "Seconds that a command of the lock store took. All commands of the watchdog are measured. Of the commands of "
-        "tasks, one of 32 is measured, and also the first release and acquire of each process.",
+        "Seconds that a command of the lock store took. All commands of the watchdog are measured, and about one of 32 "
+        "of those of tasks.",
         per_task=False,
         label="command",
         values=("acquire", "release", "renew"),

@@ -22,4 +22,4 @@ def used_before(store: LockStore, clock: Clock, name: LockName, held: Lease, req
     use = store.last_run(name, request.tick)
     if use is None or use.state != "used":
         return None
-    return Used(Holder(use.task, use.task_id, use.node, None, use.since), same_message=False)
+    return Used(Holder(use.task or None, use.task_id or None, use.worker, None, use.since), same_message=False)

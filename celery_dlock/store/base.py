@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from ..errors import ReplyLost, ReplyTimeout
 from ..keys.lock_name import LockName
 from .claim_model import ClaimRequest, ExistingCall
-from .holder_model import Holder, LastRun
+from .holder_model import Holder
 from .model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult, Requester
-from .operator_model import Waiting
+from .operator_model import RunView, Waiting
 from .server_model import StoreInfo
 
 __all__ = [
@@ -255,7 +255,7 @@ class LockStore(Protocol):
     # -- run marks (``once_per``), for operators
     # With a ``tick``, only the run of that tick counts. With a ``mark``, only the run whose ``RunView`` has it.
 
-    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
+    def last_run(self, name: LockName, tick: str = "") -> RunView | None:
         """Return the last run of the name; None if there is no run mark, or its run ended without a success."""
         ...
 

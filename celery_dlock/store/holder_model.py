@@ -1,14 +1,13 @@
-"""The holder of a lock and the last run of a name: values of the store contract that are shown to people."""
+"""The holder of a lock: a value of the store contract that is shown to people."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Literal
 
 from .acquisition import OPERATOR, HolderKind
 
-__all__ = ["Holder", "LastRun", "held_by", "shown_time"]
+__all__ = ["Holder", "held_by", "shown_time"]
 
 
 def shown_time(seconds: float) -> str:
@@ -66,29 +65,3 @@ class Holder:
 def held_by(holder: Holder) -> str:
     """Return the holder, its worker and its start, as text for people."""
     return f"held by {holder} since {shown_time(holder.since)}"
-
-
-@dataclass(frozen=True, slots=True)
-class LastRun:
-    """The last run of a name, under ``once_per``.
-
-    Args:
-        state: ``"used"``: it succeeded. ``"unknown"``: its process died. ``"running"``: its body has not ended.
-        task: The name of its task.
-        task_id: The id of its task.
-        node: The node name of its worker.
-        since: The time of its success, else of its start, in seconds since the epoch by the store's clock.
-        expires_in: Seconds until the run mark expires.
-        idempotency_key: The value of ``lease.idempotency_key`` in its body.
-    """
-
-    state: Literal["used", "unknown", "running"]
-    task: str | None
-    task_id: str | None
-    node: str
-    since: float
-    expires_in: float
-    idempotency_key: str
-
-    def __str__(self) -> str:
-        return f"{self.state} by {self.task}[{self.task_id}] on {self.node} since {shown_time(self.since)}"

@@ -103,6 +103,9 @@ class RunView:
     idempotency_key: str
     mark: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.state} by {self.task}[{self.task_id}] on {self.worker} since {shown_time(self.since)}"
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:

@@ -18,8 +18,7 @@ from ..messaging import ticks
 from ..messaging.message_times import with_sent_time
 from ..options.lock_options import DEFAULT_TTL, LockOptions
 from ..runtime import Runtime
-from ..store.holder_model import LastRun
-from ..store.operator_model import Waiting
+from ..store.operator_model import RunView, Waiting
 from . import hooks, once_per, unique
 from .call_options import (
     ARGUMENT,
@@ -186,7 +185,7 @@ class SingletonTask(_Task):
 
     # The next three take the ``dlock={...}`` of a call that chose a key or window of its own.
 
-    def used(self, *args: Any, **kwargs: Any) -> LastRun | None:
+    def used(self, *args: Any, **kwargs: Any) -> RunView | None:
         """Return the last run of this call's name under ``once_per``, running or ended.
 
         Args:

@@ -11,13 +11,13 @@ from ..options.error_texts import invalid_value
 from .call_options import ARGUMENT, Call, call_of, headers_for
 
 if TYPE_CHECKING:
-    from ..store.holder_model import LastRun
+    from ..store.operator_model import RunView
     from .base import SingletonTask
 
 __all__ = ["forget", "last_run", "resolve"]
 
 
-def last_run(task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LastRun | None:
+def last_run(task: SingletonTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RunView | None:
     """Return the last run of a call's name: used, running or of unknown outcome. Return None if it is none of these."""
     if not task.dlock.enabled:
         return None

@@ -19,7 +19,7 @@ from celery_dlock.locking import owner
 from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.messaging.message import PROPERTY, Delivery
 from celery_dlock.runtime import Runtime
-from celery_dlock.store.holder_model import LastRun
+from celery_dlock.store.operator_model import RunView
 from celery_dlock.task import execution
 
 OURS = str(Path(celery_dlock.__file__).parent)
@@ -72,7 +72,7 @@ def run(task: Any, number: int, strike: Strike) -> None:
         sys.settrace(None)
 
 
-def assert_no_doubt(use: LastRun | None, where: str, *, ended: bool) -> None:
+def assert_no_doubt(use: RunView | None, where: str, *, ended: bool) -> None:
     state = use and use.state
     assert (where, state) != (where, "unknown")
     # The steps that come first behind a body belong to it.

@@ -10,7 +10,6 @@ from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 from celery_dlock.testing import DLockKit
-from tests.support import django_project
 from tests.support.processes import ROOT
 
 #: Its blocks need neither a broker nor a lock store.
@@ -30,8 +29,6 @@ def test_code_blocks(path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("CELERY_RESULT_BACKEND", redis_url)
     # An app made in a block becomes the current one; after the test it is not any more.
     monkeypatch.setattr(_state._tls, "current_app", None)  # type: ignore[attr-defined]  # not in the stubs
-    if "settings.configure(" in path.read_text():
-        django_project.set_up()  # Django can be configured only once, and other tests need more of it
     document = Sybil(parsers=[SkipParser(), PythonCodeBlockParser()]).parse(path)
     for example in document.examples():
         example.evaluate()

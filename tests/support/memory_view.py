@@ -7,7 +7,7 @@ from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.memory.data import NameData
 from celery_dlock.store.memory.records import Memory
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.rules.records import Claim, LockRecord, NewestCall, ReplacedCalls
+from celery_dlock.store.rules.data import Claim, LockRecord, NewestCall, ReplacedCalls
 
 __all__ = ["claim_fields", "lock_fields", "name_values"]
 

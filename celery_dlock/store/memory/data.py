@@ -6,7 +6,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place, ReplacedCalls, SeatsRecord
+from ..rules.data import Claim, LockRecord, MarkKind, NewestCall, Place, ReplacedCalls, SeatsRecord
 
 __all__ = ["BucketData", "HeldLock", "NameData", "Ticket"]
 

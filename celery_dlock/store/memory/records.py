@@ -12,7 +12,7 @@ from typing import Final
 from ...errors import StoreUnavailable
 from ...keys.lock_name import LockName, index_member, split_seat
 from ...utils import threads
-from ..rules.records import Claim, LockRecord, MarkKind, NewestCall, Place, ReplacedCalls, SeatsRecord
+from ..rules.data import Claim, LockRecord, MarkKind, NewestCall, Place, ReplacedCalls, SeatsRecord
 from .data import BucketData, HeldLock, NameData, Ticket
 
 __all__ = ["Memory", "MemoryClock", "MemoryRecords"]

@@ -12,7 +12,7 @@ from ...errors import StoreUnavailable
 from ...keys.lock_name import ONE_LOCK, ONE_SEAT, LockName, name_from_member, one_seat
 from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest
 from ..claim_model import ClaimRequest, ExistingCall
-from ..holder_model import Holder, LastRun
+from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, Waiting
@@ -86,7 +86,7 @@ class MemoryStore:
 
     # -- last runs
 
-    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
+    def last_run(self, name: LockName, tick: str = "") -> RunView | None:
         with self.memory.records(name) as records:
             return runs.last_run(records, name.text, tick)
 
@@ -254,7 +254,7 @@ class MemoryStore:
             found = [(name, tick) for name, data in self.memory.names() for tick in data.runs]
         for name, tick in _behind(after, found):
             with self.memory.records(name) as records:
-                run = operator.run_view(records, name.text, tick)
+                run = runs.last_run(records, name.text, tick)
             if run is not None and run.state != "used":
                 yield run
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...keys.lock_name import ONE_SEAT, LockName
 from ..operator_model import ClaimView, LockView, RunView
 from ..rules import views
-from ..rules.records import Claim, LockRecord
+from ..rules.data import Claim, LockRecord
 from .replies import run_mark, text
 
 __all__ = ["lock_view", "names_in", "run_view"]

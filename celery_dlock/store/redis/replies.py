@@ -25,7 +25,7 @@ from ..model import (
     Used,
 )
 from ..operator_model import Waiter, WaiterState, Waiting
-from ..rules.records import LockRecord, RunMark
+from ..rules.data import LockRecord, RunMark
 from ..rules.views import holder_of, names_in, run_holder
 from .connection import ErrorReply
 from .server_errors import overwritten

@@ -20,10 +20,10 @@ from ..base import (
     call_again_if_reply_lost,
 )
 from ..claim_model import ClaimRequest, ExistingCall
-from ..holder_model import Holder, LastRun
+from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
-from ..operator_model import Waiting
-from ..rules.views import last_run
+from ..operator_model import RunView, Waiting
+from ..rules.views import run_view
 from ..server_model import Quarantine, StoreInfo
 from . import commands, replies
 from .commands import Command
@@ -184,9 +184,9 @@ class RedisStore:
 
     # -- last runs
 
-    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
+    def last_run(self, name: LockName, tick: str = "") -> RunView | None:
         reply = self._run_safe(commands.last_run(self._keys(name), tick))
-        return last_run(name.text, *replies.run_mark(reply)) if reply else None
+        return run_view(name.text, tick, *replies.run_mark(reply)) if reply else None
 
     def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
         return bool(self._run_safe(commands.forget_run(self._keys(name), tick, mark)))

@@ -9,8 +9,9 @@ from ...errors import ReplyLost, StoreRefused
 from ...keys.lock_name import LockName
 from ...utils.clock import Clock, SystemClock
 from ..base import ReleaseListener, ReleaseRequest
-from ..holder_model import Holder, LastRun
+from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, NoMajority, Refusal, Released, Renewal, RenewalResult
+from ..operator_model import RunView
 from ..server_model import StoreInfo
 from . import voting
 from .endpoint import SameServer
@@ -156,7 +157,7 @@ class RedlockStore(QueuesUnsupported):
 
     # -- last runs
 
-    def last_run(self, name: LockName, tick: str = "") -> LastRun | None:
+    def last_run(self, name: LockName, tick: str = "") -> RunView | None:
         return voting.best_known(self._quorum.majority_results(lambda member: member.store.last_run(name, tick)))
 
     def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ..holder_model import Holder, LastRun
+from ..holder_model import Holder
 from ..model import Acquired, Duplicate, Held, NoMajority, Refusal, Unknown, Used
+from ..operator_model import RunView
 
 __all__ = ["agreed_seed", "best_known", "majority_holder", "majority_of", "outcome", "renewed", "seed_of"]
 
@@ -82,7 +83,7 @@ def renewed(answers: Sequence[bool | None], servers: int) -> bool | None:
     return False if answers.count(False) >= majority_of(servers) else None
 
 
-def best_known(uses: Iterable[LastRun | None]) -> LastRun | None:
+def best_known(uses: Iterable[RunView | None]) -> RunView | None:
     """Return the state of a name's last run. One server that has it is enough."""
     known = [use for use in uses if use is not None]
     return min(known, key=lambda use: _STATES.index(use.state), default=None)

@@ -20,6 +20,7 @@ from ..model import (
     Used,
 )
 from . import debounce, replace
+from .data import LockRecord, RunMark
 from .queue import (
     MOST_DUPLICATES,
     count_waiters,
@@ -30,7 +31,7 @@ from .queue import (
     place_before_all,
     unpublished_grant,
 )
-from .records import LockRecord, Records, RunMark
+from .records import Records
 from .views import holder_of, left_of_lock, run_holder
 
 __all__ = ["acquire"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..claim_model import ClaimRequest, ExistingCall
-from .records import TOMBSTONE_MS, Claim, Place, Records
+from .data import Claim, Place
+from .records import TOMBSTONE_MS, Records
 from .views import first_line
 
 __all__ = ["claim", "extend_claim", "release_claim"]

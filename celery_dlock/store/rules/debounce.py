@@ -9,7 +9,8 @@ from typing import Final
 
 from ..acquisition import granted_to
 from ..model import Grant, Parked, Queued, QueueRequest
-from .records import LockRecord, NewestCall, Records
+from .data import LockRecord, NewestCall
+from .records import Records
 from .replaced_waiter import END_WITHIN_US, ReplaceableCall
 
 __all__ = ["DebouncedCall", "record_start"]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from ..acquisition import shown_acquisition
 from ..model import Grant
-from ..operator_model import LockView, RunView
+from ..operator_model import LockView
 from . import views
+from .data import LockRecord
 from .queue import (
     count_waiters,
     grant_next,
     has_waiters,
     unpublished_grant,
 )
-from .records import LockRecord, Records
-from .runs import mark_and_holder
+from .records import Records
+from .runs import last_run
 
-__all__ = ["cancel_hold", "describe", "free_lock", "hold_lock", "run_view"]
+__all__ = ["cancel_hold", "describe", "free_lock", "hold_lock"]
 
 
 def _is_kept(lock: LockRecord) -> bool:
@@ -76,11 +77,6 @@ def cancel_hold(records: Records, acquisition: str, hold: str) -> bool:
     return True
 
 
-def run_view(records: Records, name: str, tick: str) -> RunView | None:
-    """Return the last run of a name or of one of its ticks."""
-    return views.run_view(name, tick, *mark_and_holder(records, tick))
-
-
 def describe(records: Records, name: str, tick: str, *, has_dead_letters: bool, of_seat: bool = False) -> LockView:
     """Return what the store knows about one lock name, or about one tick of it.
 
@@ -91,7 +87,7 @@ def describe(records: Records, name: str, tick: str, *, has_dead_letters: bool, 
         has_dead_letters: The name has dead letters.
         of_seat: It is the name of one seat (``limit``). A claim is that of the whole name.
     """
-    run = run_view(records, name, tick)
+    run = last_run(records, name, tick)
     if tick:
         return views.lock_view(name, records.now, None, run, None, 0, has_dead_letters=has_dead_letters)
     lock, found = records.lock(), None if of_seat else records.claim()

@@ -13,7 +13,8 @@ from ..acquisition import granted_to
 from ..base import QueueStepResult
 from ..model import Grant
 from ..operator_model import Waiter, WaiterState, Waiting
-from .records import DONE_MS, LockRecord, Records
+from .data import LockRecord
+from .records import DONE_MS, Records
 from .views import names_in, task_of
 
 __all__ = [

@@ -8,8 +8,9 @@ from ..acquisition import KEPT, granted_to, reserved_for
 from ..base import DUPLICATE_PAUSE_MS, QueueStepResult, ReleaseRequest
 from ..holder_model import Holder
 from ..model import Grant, Released, RenewalResult, StopRequest
+from .data import LockRecord
 from .queue import end_grant, grant_next, sweep, unpublished_grant
-from .records import DONE_MS, TOMBSTONE_MS, LockRecord, Records
+from .records import DONE_MS, TOMBSTONE_MS, Records
 from .replace import is_stopped, record_end
 from .runs import save_run_mark
 from .views import holder_of, left_of_lock

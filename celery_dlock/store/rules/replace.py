@@ -10,7 +10,8 @@ from typing import Final
 from ..acquisition import granted_to
 from ..base import ReleaseRequest
 from ..model import Grant, Parked, QueueRequest
-from .records import LockRecord, Records, ReplacedCalls
+from .data import LockRecord, ReplacedCalls
+from .records import Records
 from .replaced_waiter import END_WITHIN_US, ReplaceableCall
 
 __all__ = ["ReplacingCall", "is_stopped", "record_end", "record_start"]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..model import AcquireRequest, Grant, Parked, QueueRequest
+from .data import LockRecord
 from .queue import end_grant, grant_next, unpublished_grant
-from .records import LockRecord, Records
+from .records import Records
 from .views import left_of_lock
 
 __all__ = ["END_WITHIN_US", "ReplaceableCall"]

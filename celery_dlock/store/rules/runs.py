@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from ..base import ReleaseRequest
-from ..holder_model import LastRun
+from ..operator_model import RunView
 from . import views
-from .records import DONE_MS, TOMBSTONE_MS, Records, RunMark
+from .data import RunMark
+from .records import DONE_MS, TOMBSTONE_MS, Records
 
 __all__ = ["forget_run", "last_run", "mark_and_holder", "mark_done", "resolve_run", "save_run_mark"]
 
 
-def last_run(records: Records, name: str, tick: str) -> LastRun | None:
-    """Return the state of a name's last run."""
-    return views.last_run(name, *mark_and_holder(records, tick))
+def last_run(records: Records, name: str, tick: str) -> RunView | None:
+    """Return the last run of a name, or of one of its ticks."""
+    return views.run_view(name, tick, *mark_and_holder(records, tick))
 
 
 def mark_and_holder(records: Records, tick: str) -> tuple[RunMark, int, str]:

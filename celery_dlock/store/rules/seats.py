@@ -18,8 +18,9 @@ from . import acquire as plain_acquire
 from . import queue as plain_queue
 from . import release as plain_release
 from . import runs as plain_runs
+from .data import LockRecord, SeatsRecord
 from .queue import grant_next, has_waiters, unpublished_grant
-from .records import LockRecord, Records, SeatsRecord
+from .records import Records
 
 __all__ = [
     "acquire",

@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 from ...keys.lock_name import idempotency_key
 from ..acquisition import OPERATOR, acquisition_shown, owner_of
-from ..holder_model import Holder, LastRun
+from ..holder_model import Holder
 from ..operator_model import ClaimView, HolderView, LockView, RunView, State
-from .records import Claim, LockRecord, Records, RunMark
+from .data import Claim, LockRecord, RunMark
+from .records import Records
 
 __all__ = [
     "claim_view",
     "first_line",
     "holder_of",
     "holder_view",
-    "last_run",
     "left_of_lock",
     "lock_view",
     "names_in",
@@ -99,14 +99,18 @@ def run_holder(mark: RunMark) -> Holder:
     return Holder(task or None, task_id or None, node, int(pid), since=int(mark.at) / 1e6, identity=mark.identity)
 
 
-def last_run(name: str, mark: RunMark, left_ms: int, acquisition: str) -> LastRun | None:
-    """Return the last run of a name; None if there is no mark, or if its run ended without a success.
+def run_view(name: str, tick: str, mark: RunMark, left_ms: int, acquisition: str) -> RunView | None:
+    """Return the last run of a name, or of one of its ticks.
 
     Args:
         name: The text of the lock name.
-        mark: Its run mark.
+        tick: The digest of the tick; "" for the name itself.
+        mark: The run mark.
         left_ms: Milliseconds until the mark expires.
         acquisition: The acquisition that holds the lock; "" if the lock is free.
+
+    Returns:
+        The run; None if there is no mark, or if its run ended without a success.
     """
     if mark.state not in ("used", "started", "unknown"):
         return None
@@ -116,18 +120,9 @@ def last_run(name: str, mark: RunMark, left_ms: int, acquisition: str) -> LastRu
     by = run_holder(mark)
     # Under Redlock, the stored seed is "token/seed", with the token on which the majority agreed.
     key = idempotency_key(name, mark.seed.rpartition("/")[2])
-    return LastRun(state, by.task, by.task_id, by.node, by.since, max(0, left_ms) / 1000, key)
-
-
-def run_view(name: str, tick: str, mark: RunMark, left_ms: int, acquisition: str) -> RunView | None:
-    """Return the last run of a name or of one of its ticks, as operators see it. See :func:`last_run`."""
-    run = last_run(name, mark, left_ms, acquisition)
-    if run is None:
-        return None
     return RunView(
-        name, tick, run.state, run.task or "", run.task_id or "", run.node, run.since, run.expires_in,
-        run.idempotency_key, mark.shown,
-    )  # fmt: skip
+        name, tick, state, by.task or "", by.task_id or "", by.node, by.since, max(0, left_ms) / 1000, key, mark.shown
+    )
 
 
 def claim_view(name: str, claim: Claim, left_ms: int) -> ClaimView:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.store.holder_model import Holder, LastRun
+from celery_dlock.store.holder_model import Holder
 from celery_dlock.store.model import Acquired, Duplicate, Held, NoMajority, Tombstoned, Unknown, Used
+from celery_dlock.store.operator_model import RunView
 from celery_dlock.store.redlock.voting import (
     agreed_seed,
     best_known,
@@ -115,8 +116,8 @@ def test_a_lease_is_renewed_or_lost_by_a_majority_of_five(answers: list[bool | N
 
 
 def test_of_what_is_known_of_a_name_the_surest_counts() -> None:
-    def use(state: Any) -> LastRun:
-        return LastRun(state, None, None, "", 1.0, 1.0, "")
+    def use(state: Any) -> RunView:
+        return RunView("n", "", state, "", "", "", 1.0, 1.0, "")
 
     assert best_known([None, use("unknown"), use("running"), use("used")]) == use("used")
     assert best_known([None, use("unknown"), use("running")]) == use("running")

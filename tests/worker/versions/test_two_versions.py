@@ -1,0 +1,126 @@
+"""Workers and publishers of two builds share locks, queues and marks while one build replaces the other."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from celery.result import AsyncResult
+
+from tests.support.polling import eventually
+from tests.support.processes import ROOT
+from tests.support.servers import Server
+from tests.support.workers import Urls, Worker, loaded_app, running_worker
+
+APP = "tests.support.apps.two_versions"
+#: The commit of the other build: the oldest one with today's wire. After a release it is the oldest tag of that wire.
+OTHER = "3e5a6cf"
+#: Policies under which a call that meets a held lock ends REVOKED, or as a failure, without a run.
+MAY_SKIP = {"skip", "raise", "wait", "debounce", "replace", "unique", "once"}
+
+
+@pytest.fixture(scope="module")
+def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library as it was at the commit :data:`OTHER`, without anything else of that commit."""
+    folder = tmp_path_factory.mktemp("build")
+    if not (ROOT / ".git").exists() or (ROOT / ".git" / "shallow").exists():
+        pytest.skip("this is not a clone with the whole history, so there is no other build")
+    archive = subprocess.run(
+        ["git", "archive", "--format=tar", OTHER, "celery_dlock"], cwd=ROOT, capture_output=True, check=False
+    )
+    assert not archive.returncode, archive.stderr.decode()
+    (folder / "build.tar").write_bytes(archive.stdout)
+    with tarfile.open(folder / "build.tar") as tar:
+        tar.extractall(folder, filter="data")
+    return folder
+
+
+def environ_of(build: Path) -> dict[str, str]:
+    # Without PYTHONSAFEPATH, `python -m` imports from the current directory first, which is this build.
+    return {"PYTHONPATH": os.pathsep.join([str(build), str(ROOT)]), "PYTHONSAFEPATH": "1"}
+
+
+class Run:
+    """Two workers, which are replaced one by one, and one publisher of each build."""
+
+    def __init__(self, folder: Path, urls: Urls, stack: ExitStack) -> None:
+        self.folder, self.urls, self.stack = folder, urls, stack
+        self.publishers: list[subprocess.Popen[str]] = []
+
+    def worker(self, build: Path) -> Worker:
+        made = running_worker(APP, folder=self.folder, urls=self.urls, concurrency=3, environ=environ_of(build))
+        return self.stack.enter_context(made)
+
+    def publish(self, build: Path, first: int, number: int) -> None:
+        command = [sys.executable, "-m", APP, *map(str, (first, number, 4, 0.04))]
+        environ = {**os.environ, **self.urls.environ(), **environ_of(build)}
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=self.folder, env=environ)
+        self.publishers.append(started)
+        self.stack.callback(started.kill)
+
+    def published(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for publisher in self.publishers:
+            output, _ = publisher.communicate(timeout=60)
+            assert publisher.returncode == 0
+            for policy, ids in json.loads(output).items():
+                found.setdefault(policy, []).extend(ids)
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.invariant("two-versions-share-locks")
+@pytest.mark.parametrize("direction", ["upgrade", "rollback"])
+def test_a_rolling_change_of_the_version_loses_no_call_and_runs_none_twice(
+    other_build: Path, tmp_path: Path, direction: str
+) -> None:
+    before, after = (other_build, ROOT) if direction == "upgrade" else (ROOT, other_build)
+    with Server(tmp_path / "server") as server, ExitStack() as stack:
+        urls = Urls(server.url(0), server.url(1), server.url(2))
+        run = Run(tmp_path, urls, stack)
+        workers = [run.worker(before), run.worker(before)]
+        for number, build in enumerate((before, after)):
+            run.publish(build, number * 250, 250)
+        for place in (0, 1):
+            eventually(lambda place=place: server_notes(server) > (1 + place) * 60, within=60)
+            assert workers[place].stop() == 0
+            workers[place] = run.worker(after)
+        calls = run.published()
+        with loaded_app(APP, urls) as tasks:
+            ids = {one: policy for policy, its in calls.items() for one in its}
+            eventually(
+                lambda: all(AsyncResult(one, app=tasks.app).ready() for one in ids),
+                within=120,
+                message="calls without an end",
+            )
+            states = {one: AsyncResult(one, app=tasks.app).state for one in ids}
+            notes = [json.loads(text) for text in tasks.history.lrange("history", 0, -1)]
+    check(ids, states, notes, limits={"seats": 2})
+    assert {note["build"] for note in notes} == {str(before), str(after)}
+
+
+def server_notes(server: Server) -> int:
+    with server.client(1) as client:
+        return int(client.llen("history"))
+
+
+def check(ids: dict[str, str], states: dict[str, str], notes: list[dict[str, object]], limits: dict[str, int]) -> None:
+    runs = Counter(note["id"] for note in notes if note["what"] == "in")
+    assert {one for one, number in runs.items() if number > 1} == set()
+    ran = {policy: Counter(states[one] for one in ids if ids[one] == policy) for policy in set(ids.values())}
+    for one, policy in ids.items():
+        if states[one] == "SUCCESS":
+            assert runs[one] == 1, (policy, one, ran)
+        else:
+            assert policy in MAY_SKIP, (policy, one, states[one], ran)
+    inside: Counter[tuple[object, object]] = Counter()
+    for note in notes:
+        key = note["task"], note["name"]
+        inside[key] += 1 if note["what"] == "in" else -1
+        assert inside[key] <= limits.get(str(note["task"]), 1), (key, ran)
