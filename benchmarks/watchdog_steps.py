@@ -60,7 +60,7 @@ def count_steps(leases: int) -> tuple[collections.Counter[str], list[int]]:
     clock, table, server = _Clock(), LocalLeaseTable(), _Server()
     store = RedisStore(server, "dlock")  # type: ignore[arg-type]
     watchdog = Watchdog({0.4: store}, clock, WatchdogHooks())
-    watchdog._loop.running.take()  # noqa: SLF001  # so no thread starts
+    watchdog._loop.running.acquire(blocking=False)  # noqa: SLF001  # so no thread starts
     watchdog.watch(LocalLeaseSource(table, lambda record, released: None))
     for number in range(leases):
         record = table.open(shared_name(f"held:{number}"), f"owner.{number}", TTL)

@@ -78,21 +78,20 @@ def feed(listeners: Listeners, app: Celery, monitored_as: Callable[[Kind | None]
         monitored_as: Returns the name under which the worker sends events of a kind; None while it sends none.
     """
 
-    def signal(event: Event) -> None:
+    def tell(event: Event) -> None:
         sender = app.tasks.get(event.task) if event.task else None
         _SIGNALS[event.kind].send(sender=sender, event=event)
+        if (node := monitored_as(event.kind)) is not None:
+            fields: dict[str, Any] = {
+                "name": event.name,
+                "owner": event.owner,
+                "token": event.token,
+                "reason": event.reason,
+            }
+            if event.kind == "bypassed":
+                fields["local"] = event.local
+            with app.events.default_dispatcher(hostname=node) as dispatcher:
+                dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
 
-    def monitor(event: Event) -> None:
-        fields: dict[str, Any] = {
-            "name": event.name,
-            "owner": event.owner,
-            "token": event.token,
-            "reason": event.reason,
-        }
-        if event.kind == "bypassed":
-            fields["local"] = event.local
-        with app.events.default_dispatcher(hostname=monitored_as(event.kind)) as dispatcher:
-            dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
-
-    listeners.add(signal, lambda kind: _SIGNALS[kind].receivers)
-    listeners.add(monitor, monitored_as)
+    # One filter for both, because each run of a task asks it twice.
+    listeners.add(tell, lambda kind: _SIGNALS[kind].receivers or monitored_as(kind))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..counters.recorder import Recorder, lease_hooks
+from ..counters.recorder import Recorder
 from ..errors import (
     LockLost,
     NotConfirmed,
@@ -95,7 +95,8 @@ class LockClient:
         self._breaker = breaker or CircuitBreaker(shared_states(), clock, 0, 0)
         self._recent_wake = RecentWake(clock)
         self._recorder = recorder
-        self._taken, self._released = lease_hooks(recorder, listeners.hears, self._breaker.time_next)
+        if recorder is not None:
+            self._breaker.time_next(2, recorder.store_took)
         self._scan_alarm = ScanAlarm(lease_table)
 
     def acquire(self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest) -> Lease | Refusal:
@@ -109,11 +110,7 @@ class LockClient:
         held = context.lease_of(self, name) if context.held else None
         try:
             if held is not None:
-                earlier = used_before(self._store, self._clock, name, held, request) if request.once else None
-                if earlier is None and request.once and not held.seed:
-                    # The lock was taken without once_per, so it has no seed for the idempotency key of this entry.
-                    held.seed = str(held.token)
-                return earlier or self._enter_again(held, context)
+                return self._enter_again(held, name, context, request)
             shard = self._store.shard(name) if self._has_shards else 0
             if self._breaker.failed_at[shard] and context.delivered and request.identity is not None:
                 self._breaker.before_call(shard)
@@ -123,8 +120,11 @@ class LockClient:
         except BaseException:
             self.delegate_release(context)
             raise
-        if isinstance(answer, Lease) and self._taken(answer):
-            self._tell("acquired", answer)
+        if isinstance(answer, Lease):
+            if self._recorder is not None and self._recorder.taken(answer):
+                self._breaker.time_next(2, self._recorder.store_took)
+            if self._listeners.want("acquired"):
+                self._tell("acquired", answer)
         return answer
 
     def acquire_within(
@@ -170,15 +170,9 @@ class LockClient:
             context.drop(lease)
             return True  # an earlier exit hook released it, or the body forked this process, which must not release it
         if lease.hold_count > 1:
-            lease.hold_count -= 1
-            lease.inner_use = lease.inner_use or (ending if ending.used_ms else None)
-            context.drop(lease)
-            return self._restated(lease)
+            return self._leave_entry(lease, context, ending)
         if lease.inner_use is not None:
-            inner = lease.inner_use
-            identity = ending.identity or inner.identity
-            ending = ending._replace(identity=identity, used_ms=inner.used_ms, requester=inner.requester)
-            ending = ending._replace(tick=inner.tick, seed=inner.seed)
+            ending = _with_use(ending, lease.inner_use)
         lost = lease.record.lost
         ours = self._free(lease, context, ending)
         context.held.pop((self, lease.lock_name), None)
@@ -191,8 +185,8 @@ class LockClient:
         if lost:
             logger.warning("the work under %s has ended; its lease was lost before", lease.name)
             self._listeners.after_loss(lease.name, lease.owner)
-        if ours and self._released(lease):
-            self._tell("released", lease, "its lease was lost before" if lost else "")
+        if ours:
+            self._report_release(lease, "its lease was lost before" if lost else "")
         return ours and not lost
 
     def delegate_release(self, context: OwnerContext) -> None:
@@ -316,9 +310,7 @@ class LockClient:
                 if not self._scan_alarm.is_watched(record, sent):
                     self._give_back(record, context)
                     raise StoreNotReady(f"{name} is not taken: the thread that renews leases cannot be started")
-                lease = Lease(
-                    record, answer, self._clock, self, owner=context.owner, task=context.task, task_id=context.task_id
-                )
+                lease = Lease(record, answer, self._clock, self, context)
                 context.held[self, name] = lease
                 context.entered.append(lease)
                 return lease
@@ -361,7 +353,14 @@ class LockClient:
         record.clear()
         context.open_acquisitions.pop(record.acquisition, None)
 
-    def _enter_again(self, lease: Lease, context: OwnerContext) -> Lease:
+    def _enter_again(
+        self, lease: Lease, name: LockName, context: OwnerContext, request: AcquireRequest
+    ) -> Lease | Used:
+        if request.once:
+            if earlier := used_before(self._store, self._clock, name, lease, request):
+                return earlier
+            # If the lock was taken without once_per, it has no seed for the idempotency key of this entry.
+            lease.seed = lease.seed or str(lease.token)
         # Send the absolute count: if an increment were sent twice, it would count twice.
         if lease.lost or not self.renew(lease, lease.ttl, (("count", str(lease.hold_count + 1)),)):
             raise LockLost(f"the lease of {lease.name} is over; it cannot be entered again")
@@ -370,12 +369,14 @@ class LockClient:
         lease.hold_count += 1
         return lease
 
-    def _restated(self, lease: Lease) -> bool:
-        """Store the lower hold count. If that fails, the stored count stays too high until the release."""
+    def _leave_entry(self, lease: Lease, context: OwnerContext, ending: ReleaseRequest) -> bool:
+        lease.hold_count -= 1
+        lease.inner_use = lease.inner_use or (ending if ending.used_ms else None)
+        context.drop(lease)
         try:
             return self.renew(lease, lease.ttl, (("count", str(lease.hold_count)),))
         except StoreUnavailable:
-            return True
+            return True  # the stored count stays too high until the release
 
     def _free(self, lease: Lease, context: OwnerContext, ending: ReleaseRequest) -> bool:
         record, name = lease.record, lease.lock_name
@@ -401,6 +402,23 @@ class LockClient:
             self._recent_wake.note(lease.lock_name)
         return released.ours
 
+    def _report_release(self, lease: Lease, reason: str) -> None:
+        if self._recorder is not None:
+            self._recorder.released(lease)
+        if self._listeners.want("released"):
+            self._tell("released", lease, reason)
+
     def _tell(self, kind: Kind, lease: Lease, reason: str = "") -> None:
         facts = {"task": lease.task, "task_id": lease.task_id, "token": lease.token, "reason": reason}
         self._listeners.emit(kind, name=lease.name, owner=lease.owner, **facts)
+
+
+def _with_use(ending: ReleaseRequest, inner: ReleaseRequest) -> ReleaseRequest:
+    """Return the outermost release with the run mark of a nested run that succeeded."""
+    return ending._replace(
+        identity=ending.identity or inner.identity,
+        used_ms=inner.used_ms,
+        requester=inner.requester,
+        tick=inner.tick,
+        seed=inner.seed,
+    )

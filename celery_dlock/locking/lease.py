@@ -17,6 +17,7 @@ from .lease_table import LeaseRecord
 
 if TYPE_CHECKING:
     from .client import LockClient
+    from .owner import OwnerContext
 
 __all__ = ["BypassLease", "Lease", "LocalLease", "NullLease", "drift_margin", "loss_grace"]
 
@@ -70,8 +71,8 @@ class Lease:
     stop_error: Callable[[str, str, str | None], Exception] | None = None
     #: The task id of the call that replaces this one, once the store has told it.
     replaced_by: str | None = None
-    #: When the lock was taken, on the monotonic clock. Set while metrics are on, unless an exception strikes before.
-    taken_at: float | None = None
+    #: When the lock was taken, on the monotonic clock. Set while metrics are on.
+    taken_at = 0.0
 
     def __init__(
         self,
@@ -79,17 +80,14 @@ class Lease:
         acquired: Acquired,
         clock: Clock,
         client: LockClient,
-        *,
-        owner: str,
-        task: str | None = None,
-        task_id: str | None = None,
+        context: OwnerContext,
     ) -> None:
         self.token, _, self.rank_us, self.seed, self.after_crash, self.seat = acquired
         self.record = record
         self.lock_name = record.name
-        self.owner = owner
-        self.task = task
-        self.task_id = task_id
+        self.owner = context.owner
+        self.task = context.task
+        self.task_id = context.task_id
         self.pid = os.getpid()
         self._clock = clock
         #: The lock client that acquired the lease, and so the only one that can release it.

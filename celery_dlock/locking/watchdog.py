@@ -141,7 +141,7 @@ class Watchdog:
     @property
     def running(self) -> bool:
         """Whether the thread runs. It ends when there is nothing to watch."""
-        return self._loop.running.taken
+        return bool(self._loop.running.locked())
 
     def watch(self, source: LeaseSource) -> bool:
         """Renew the leases of this source from now on. Return false if the thread cannot be started."""

@@ -296,20 +296,21 @@ class Execution:
             self._claimed = None
 
     def _release(self, ending: ReleaseRequest) -> None:
-        context = self.context
-        while len(context.entered) > (self.lease is not None):
+        context, own = self.context, self.lease
+        while len(context.entered) > (own is not None):
             lease = context.entered[-1]
             logger.warning(
                 "Task %s[%s] left %s held; releasing it now", self.task.name, self.request.id, lease.name,
                 extra=log_fields(self.task.name, self.request.id, lease.name),
             )  # fmt: skip
-            # If self.lease is None, the acquire may have been interrupted after the store granted it: roll it back.
-            rollback = context.rollback if self.lease is None else ReleaseRequest()
-            lease.client.release(lease, context, ending if lease is self.lease else rollback)
-        if self.lease is not None:
-            self.lease.client.release(self.lease, context, ending)
-        for client in set(context.open_acquisitions.values()):
-            client.delegate_release(context)
+            # If the run has no lease, the acquire may have been interrupted after the store granted it: roll it back.
+            rollback = context.rollback if own is None else ReleaseRequest()
+            lease.client.release(lease, context, ending if lease is own else rollback)
+        if own is not None:
+            own.client.release(own, context, ending)
+        if context.open_acquisitions:
+            for client in set(context.open_acquisitions.values()):
+                client.delegate_release(context)
 
     # -- acquiring
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from . import threads
 from .log import logger
@@ -71,8 +71,8 @@ class Loop:
         self._cannot_start = False
 
     @property
-    def running(self) -> threads.TryLock:
-        """Taken while a thread runs the loop."""
+    def running(self) -> Any:
+        """The lock that a thread holds while it runs the loop."""
         return self._thread.running
 
     def start(self) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.state import revoked
 
-from ..counters.recorder import COUNTING_ERRORS, log_failed_count
 from ..keys.lock_name import LockName, task_of_name
 from ..locking.lease_table import LeaseRecord
 from ..locking.watchdog import KILL_GRACE
 from ..runtime import Runtime, WorkerHooks
 from ..store.acquisition import owner_of
 from ..task import execution
+from ..utils.latest import Latest
 from .body_kill import BodyKiller
 from .completion_marker import CompletedRun, CompletionMarker, channel_is_gone
 
@@ -78,11 +77,11 @@ class DeliveryRegistry(WorkerHooks):
         self._by_owner: dict[str, weakref.ref[SingletonRequest]] = {}
         #: The deliveries whose messages were published with a claim.
         self.claiming: weakref.WeakValueDictionary[str, SingletonRequest] = weakref.WeakValueDictionary()
-        self._settled: OrderedDict[str, tuple[float, str, str, str]] = OrderedDict()
-        self._freed: OrderedDict[str, LeaseRecord] = OrderedDict()
-        self._last_numbers: OrderedDict[LockName, int] = OrderedDict()
+        self._settled: Latest[str, tuple[float, str, str, str]] = Latest(REMEMBERED)
+        self._freed: Latest[str, LeaseRecord] = Latest(REMEMBERED)
+        self._last_numbers: Latest[LockName, int] = Latest(REMEMBERED)
         #: By task id: the lock name and identity of a message that was passed to the pool and may be parked now.
-        self._parked_at: OrderedDict[str, tuple[LockName, str]] = OrderedDict()
+        self._parked_at: Latest[str, tuple[LockName, str]] = Latest(WAITERS)
         self._revoked = 0
         #: The task ids that are still to be compared with the revoked ones in this round.
         self._uncompared: list[str] = []
@@ -93,10 +92,10 @@ class DeliveryRegistry(WorkerHooks):
         #: Returns whether the worker consumes. If not, every acknowledgement may be lost.
         self.consumes: Callable[[], bool] = lambda: True
         #: The owners whose locks the watchdog released after their process died.
-        self._holding: OrderedDict[str, None] = OrderedDict()
+        self._holding: Latest[str, None] = Latest(REMEMBERED)
         self.completion_marker = CompletionMarker(runtime, self._holding.__contains__)
         #: By owner: the time by which its process must have ended, if Celery kills it for its hard time limit.
-        self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
+        self._kill_deadlines: Latest[str, float] = Latest(REMEMBERED)
         self.body_killer = BodyKiller(self)
         #: The pool children and their lease tables. This is the only strong reference: fork hooks have a weak one.
         self.children: PoolChildren | None = None
@@ -190,9 +189,6 @@ class DeliveryRegistry(WorkerHooks):
             predecessor = self._last_numbers.pop(name, 0)
             self._last_numbers[name] = number
             self._parked_at[request.id] = name, request.dlock_identity.digest
-            for remembered, most in ((self._last_numbers, REMEMBERED), (self._parked_at, WAITERS)):
-                if len(remembered) > most:
-                    remembered.popitem(last=False)
         return number, predecessor
 
     def newly_revoked(self) -> list[tuple[LockName, str]]:
@@ -234,8 +230,6 @@ class DeliveryRegistry(WorkerHooks):
     def killing(self, request: SingletonRequest) -> None:
         """Record that Celery is about to kill this delivery's process, because its hard time limit is over."""
         self._kill_deadlines[request.dlock_owner] = self.runtime.clock.monotonic() + KILL_GRACE
-        if len(self._kill_deadlines) > REMEMBERED:
-            self._kill_deadlines.popitem(last=False)
 
     def kill_deadline(self, acquisition: str) -> float:
         """Return when the process of this acquisition must have ended; 0 if no hard time limit was enforced."""
@@ -259,19 +253,14 @@ class DeliveryRegistry(WorkerHooks):
         self.hand_off(record.name, released.granted)
         owner = owner_of(record.acquisition)
         if released.ours:
-            try:
-                self._count_freed(owner, record)
-            except COUNTING_ERRORS:  # this runs in the watchdog's round, which it must not break
-                log_failed_count("released")
+            self._count_freed(owner, record)
             self._holding[owner] = None
-            if len(self._holding) > REMEMBERED:
-                self._holding.popitem(last=False)
         if released.duplicate_seen or not released.ours:
             self._freed[owner] = record
             self._mark(owner)
 
     def _count_freed(self, owner: str, record: LeaseRecord) -> None:
-        request: Any = self.find(owner)
+        request = self.find(owner)
         task = task_of_name(record.name) if request is None else request.task.name
         self.runtime.counts.count("released", task, "watchdog")
         # Without a release request, the process died while it held the lock.
@@ -284,6 +273,3 @@ class DeliveryRegistry(WorkerHooks):
             ended_at, identity, task, task_id = self._settled.pop(owner)
             # The sweeper's thread writes the mark: a script must delay neither this thread nor the watchdog.
             self.completion_marker.mark_soon(CompletedRun(ended_at, record.name, identity, owner, task, task_id))
-        for remembered in (self._settled, self._freed):
-            while len(remembered) > REMEMBERED:
-                remembered.popitem(last=False)

@@ -250,7 +250,7 @@ class WatchdogHarness:
         self.killed_by: dict[str, float] = {}
         self.hooks = FakeHooks(self)
         self.watchdog = Watchdog({timeout: self.store, **stores}, self.clock, self.hooks)
-        self.watchdog._loop.running.take()  # so no thread starts
+        self.watchdog._loop.running.acquire(blocking=False)  # so no thread starts
         self.watchdog.watch(self.source)
 
     def hold(self, text: str = "x", *, ttl: float = 30.0, source: FakeSource | None = None) -> LeaseRecord:

@@ -91,7 +91,7 @@ def end(harness: LockClientHarness) -> None:
 def trouble_after(harness: LockClientHarness) -> str:
     """Return the errors that are left when the interrupted owner has ended and the watchdog has looked; "" for none."""
     watchdog = Watchdog({0.4: harness.store}, harness.clock, WatchdogHooks())
-    watchdog._loop.running.take()  # so no thread starts
+    watchdog._loop.running.acquire(blocking=False)  # so no thread starts
     watchdog.watch(LocalLeaseSource(harness.lease_table, lambda record, released: None))
     end(harness)
     watchdog.run_round()

@@ -71,7 +71,7 @@ class PatientHarness(WatchdogHarness):
             self.clock,
             self.hooks,
         )
-        self.watchdog._loop.running.take()  # so no thread starts
+        self.watchdog._loop.running.acquire(blocking=False)  # so no thread starts
         self.watchdog.watch(self.source)
 
     def holds(self, *ttls: float) -> list[LeaseRecord]:
