@@ -469,6 +469,14 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "While workers of one version replace those of another with the same wire format, no call is lost and "
             "none runs twice, under any policy."
         ),
+        "old-wire-is-understood": (
+            "What an earlier version with the same or an older wire wrote into the store is understood. A version "
+            "writes the wire that was frozen for its number."
+        ),
+        "newer-wire-is-left-alone": (
+            "A worker that meets a message or a record of a newer wire version does not read it. The message waits "
+            "for a newer worker."
+        ),
     },
     "Operators": {
         "operators-see-each-state": (

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -26,7 +25,6 @@ HEAD: Final = """# Invariants
 <!-- Made by tools/invariants.py. Edit tests/invariants.py or the marks of the tests, then run `make invariants`. -->
 
 Each paragraph is an invariant or a guarantee of celery-dlock, followed by the files of `tests/` that hold it.
-The number behind a file counts its tests with this mark, if there are several.
 A test names its invariants by `@pytest.mark.invariant("slug")`, also on its class or in `pytestmark`.
 The test suite fails if an invariant has no test.
 """
@@ -85,8 +83,8 @@ def page(held: list[Held]) -> str:
     for section, invariants in INVARIANTS.items():
         parts.append(f"\n## {section}\n")
         for slug, sentence in invariants.items():
-            files = Counter(each.path.removeprefix("tests/") for each in held if each.slug == slug)
-            listed = ", ".join(f"`{file}`" + (f" ({tests})" if tests > 1 else "") for file, tests in files.items())
+            files = dict.fromkeys(each.path.removeprefix("tests/") for each in held if each.slug == slug)
+            listed = ", ".join(f"`{file}`" for file in files)
             parts.append(f"\n### {slug}\n\n{sentence}\n\n{listed}\n")
     return "".join(parts)
 

@@ -231,7 +231,7 @@ def metrics() -> str:
 
 
 def scripts() -> str:
-    """Return the table of the scripts: the first sentence of each header, and whether it has a form for seats."""
+    """Return the table of the scripts with the first sentence of each header."""
     rows = ["| script | what it does |", "| --- | --- |"]
     for path in sorted(SCRIPTS.glob("*.lua")):
         name = path.stem
@@ -243,8 +243,7 @@ def scripts() -> str:
         does = paragraph.partition(f"{name}: ")[2].partition(". ")[0].removesuffix(".")
         if not does:
             raise SystemExit(f"{name}.lua: expected a first line '-- {name}: ...'")
-        names = f"`{name}`, `seats/{name}`" if (SCRIPTS / "seats" / path.name).exists() else f"`{name}`"
-        rows.append(f"| {names} | {does[0].upper()}{does[1:]}. |")
+        rows.append(f"| `{name}` | {does[0].upper()}{does[1:]}. |")
     return "\n".join(rows)
 
 

@@ -26,6 +26,7 @@ from .broker_identity import broker_of
 from .message import RepublishHeader, next_count, publish_parked
 from .parked import ParkedMessage
 from .results import END_WITHIN, has_end, store_revoked, try_end
+from .wire import NewerWireVersion
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -37,9 +38,9 @@ __all__ = ["GrantPublisher", "end"]
 
 #: Maximum number of entries in ``_left_at``. A full ``_left_at`` is emptied, so warnings may be logged again.
 MAX_WARNED: Final = 10_000
-#: Seconds for which a process does not sweep a lock after it left that lock's message to the workers of another broker.
-#: Those workers find the message within that time. The lock's next message may be for this process, and then waits for
-#: up to LEAVE_FOR. So keep LEAVE_FOR below the 2 s in docs/explanation/how-the-queue-works.md.
+#: Seconds for which a process does not sweep a lock after it left that lock's message to other workers (of another
+#: broker, or newer ones). Those workers find the message within that time. The lock's next message may be for this
+#: process, and then waits for up to LEAVE_FOR. So keep it below the 2 s in docs/explanation/how-the-queue-works.md.
 LEAVE_FOR: Final = 1.5
 #: Seconds for which the queue sweeper tries to store an end that the result backend does not take, and between two
 #: tries. Each try may block the sweeper until the backend's own timeout.
@@ -92,7 +93,7 @@ class GrantPublisher:
         self._monitored_as = monitored_as
         # Not a cached_property: before Python 3.12 it has a lock, which a forked child could inherit locked.
         self._broker = broker
-        #: By lock name, the time when a message was last left to the workers of another broker.
+        #: By lock name, the time when a message was last left to other workers.
         self._left_at: dict[LockName, float] = {}
         self._ends_later = ends_later
         self._unended: collections.deque[_Unended] = collections.deque()
@@ -258,21 +259,32 @@ class GrantPublisher:
         self._store.release_claim(name, identity.task_id, identity.generation)
 
     def _leave_to_its_broker(self, name: LockName, grant: Grant, broker: str) -> None:
+        self._leave(
+            name, grant,
+            f"was parked under the broker {broker}, and this process publishes to {self.broker}; the message waits for "
+            "a worker of its broker and becomes a dead letter if there is none. If both URLs lead to the same broker, "
+            f"set dlock_broker={broker!r}",
+            present=self._store.has_workers(broker),
+        )  # fmt: skip
+
+    def _leave(self, name: LockName, grant: Grant, reason: str, *, present: bool = False) -> None:
+        """Leave the message to workers that can publish it. If none does, it becomes a dead letter.
+
+        Args:
+            name: The lock name.
+            grant: The grant.
+            reason: Why this process cannot publish it, and what to do, for the log.
+            present: Such workers are running, so the message does not become a dead letter.
+        """
         if name not in self._left_at:
             if len(self._left_at) >= MAX_WARNED:
                 self._left_at.clear()
-            logger.warning(
-                "%s: the next message was parked under the broker %s, and this process publishes to %s; the message "
-                "waits for a worker of its broker and becomes a dead letter if there is none. "
-                "If both URLs lead to the same broker, set dlock_broker=%r",
-                name, broker, self.broker, broker, extra=log_fields(lock_name=name.text),
-            )  # fmt: skip
+            logger.warning("%s: the next message %s", name, reason, extra=log_fields(lock_name=name.text))
         self._left_at[name] = time.monotonic()
-        present = self._store.has_workers(broker)
         self._store.decline_grant(name, grant, foreign=True, present=present)
 
     def left_to_others(self, name: LockName) -> bool:
-        """Return whether this process has just left this lock's next message to the workers of another broker.
+        """Return whether this process has just left this lock's next message to other workers.
 
         If this process swept the lock again at once, those workers might never be the first to find the message.
         """
@@ -289,6 +301,9 @@ class GrantPublisher:
         """Publish one granted message. If it cannot run, return the next grant; add an expired one to ``expired``."""
         try:
             parked = ParkedMessage.read(grant.entry)
+        except NewerWireVersion as newer:
+            self._leave(name, grant, f"is left to a worker of a newer version: {newer}")
+            return None
         except ValueError:
             where = self._store.dead_letters_at(name)
             # Log no traceback: it does not help to identify the message.

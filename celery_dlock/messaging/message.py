@@ -14,6 +14,7 @@ from .message_checks import MAX_COUNT, is_count
 from .message_times import SENT_HEADER
 from .publishing import Producers, publish
 from .routing import DELIVERY_COUNT
+from .wire import FIELD, WIRE_VERSION, is_newer
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -112,6 +113,8 @@ class Delivery(NamedTuple):
         redelivered: The broker had flagged the republished message as redelivered. If the message is done by now, this
             delivery must not run.
         first_receipt: When the message was first received, if it was republished without a rank; else None.
+        newer_wire: The wire version of the worker that republished the message, if that is newer than this worker's;
+            else 0. The other fields of its header are then not read.
         number: If the call may be parked, its number in :class:`~celery_dlock.messaging.receive_order.ReceiveOrder`.
         predecessor: The number of the message of the same lock name that this worker passed to the pool before; 0:
             none.
@@ -128,6 +131,7 @@ class Delivery(NamedTuple):
     store_retries: int = 0
     redelivered: bool = False
     first_receipt: tuple[int, int, str] | None = None
+    newer_wire: int = 0
     number: int = 0
     predecessor: int = 0
 
@@ -146,6 +150,7 @@ class RepublishHeader(NamedTuple):
     store_retries: int = 0
     redelivered: bool = False
     first_receipt: FirstReceipt | None = None
+    newer_wire: int = 0
 
     @classmethod
     def of(cls, header: Any, identity: Identity) -> RepublishHeader:
@@ -155,6 +160,8 @@ class RepublishHeader(NamedTuple):
         """
         if not isinstance(header, Mapping) or header.get("identity") != identity.digest:
             return cls()
+        if is_newer(version := header.get(FIELD)):
+            return cls(newer_wire=version)
         rank, grant = header.get("rank"), header.get("grant", "")
         conflict_retries, store_retries = header.get("conflict_retries"), header.get("store_retries", 0)
         redelivered, received = header.get("redelivered", False), header.get("received")
@@ -215,6 +222,8 @@ def publish_again(
     Celery's own retry would decode and encode the message again. That changes its serialiser, its compression, its
     masked argument reprs and its count of retries.
 
+    A message of a newer wire version keeps the header that it has.
+
     Args:
         app: The app whose broker to use.
         delivery: The delivery to republish.
@@ -235,7 +244,26 @@ def publish_again(
     headers = dict(raw.headers)
     eta = datetime.now(timezone.utc) + timedelta(seconds=delay)
     headers["eta"] = eta.isoformat()
-    headers[HEADER] = {
+    if not delivery.newer_wire:
+        headers[HEADER] = _header_of_copy(
+            delivery, identity, rank_us, first_receipt, conflict=conflict, redelivered=redelivered
+        )
+    if not expires:
+        headers["expires"] = None
+    _publish(app, app.producer_or_acquire, raw, headers, delay)
+
+
+def _header_of_copy(
+    delivery: Delivery,
+    identity: Identity,
+    rank_us: int | None,
+    first_receipt: FirstReceipt,
+    *,
+    conflict: bool,
+    redelivered: bool,
+) -> dict[str, Any]:
+    header = {
+        FIELD: WIRE_VERSION,
         "identity": identity.digest,
         "rank": rank_us,
         "conflict_retries": next_count(delivery.conflict_retries) if conflict else delivery.conflict_retries,
@@ -243,13 +271,11 @@ def publish_again(
         "redelivered": redelivered,
     }
     if rank_us is None:
-        headers[HEADER]["received"] = list(first_receipt)
+        header["received"] = list(first_receipt)
     if delivery.grant_id:
         # The grant may still be valid. Without its id, the republished message would have to wait for its timeout.
-        headers[HEADER]["grant"] = delivery.grant_id
-    if not expires:
-        headers["expires"] = None
-    _publish(app, app.producer_or_acquire, raw, headers, delay)
+        header["grant"] = delivery.grant_id
+    return header
 
 
 def publish_parked(app: Celery, producers: Producers, raw: RawMessage, identity: str, carried: RepublishHeader) -> None:
@@ -266,6 +292,7 @@ def publish_parked(app: Celery, producers: Producers, raw: RawMessage, identity:
         Unpublishable: No later attempt could publish it.
     """
     header = {
+        FIELD: WIRE_VERSION,
         "identity": identity,
         "rank": carried.rank_us,
         "conflict_retries": carried.conflict_retries,

@@ -13,6 +13,7 @@ from kombu.utils import json
 from ..errors import DLockError
 from .message import RawMessage, checked
 from .message_times import seconds_until
+from .wire import FIELD, WIRE_VERSION, NewerWireVersion, reject_newer
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -78,6 +79,7 @@ class ParkedMessage(NamedTuple):
         except (TypeError, ValueError) as error:
             raise DLockError(f"the message cannot be parked: {error}") from error
         facts = {
+            FIELD: WIRE_VERSION,
             "body": written,
             "binary": binary,
             "type": raw.content_type,
@@ -110,17 +112,19 @@ class ParkedMessage(NamedTuple):
         """Read a parked message from its :meth:`text`.
 
         Raises:
+            NewerWireVersion: A worker of a newer wire version parked the message. This is a ``ValueError``, too.
             ValueError: The text is malformed.
         """
         try:
             first, _, rest = text.partition("\n")
             (task, task_id), facts = json.loads(first), json.loads(rest)
+            reject_newer(facts.get(FIELD))
             body = base64.b64decode(facts["body"], validate=True) if facts["binary"] else facts["body"]
             fields = (facts["type"], facts["encoding"], facts["headers"], facts["properties"], facts["queue"])
             raw, redelivered = checked((body, *fields)), facts.get("redelivered", False) is True
             message = cls(task, task_id, facts["broker"], facts["rank"], facts["conflict_retries"], raw, redelivered)
             message._check(facts["body"])
-        except SoftTimeLimitExceeded:
+        except (SoftTimeLimitExceeded, NewerWireVersion):
             raise
         except Exception as error:  # a decoder of kombu's JSON may raise any error
             raise ValueError(f"not a parked message: {error}") from error

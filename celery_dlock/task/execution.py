@@ -320,6 +320,8 @@ class Execution:
         request = acquire_request(self)
         while True:
             try:
+                if self.delivery is not None and self.delivery.newer_wire:
+                    outcomes.leave_to_newer_worker(self, name, self.delivery.newer_wire)
                 refusal = self._try_acquire(name, request)
                 if refusal is not None:
                     self._settle(name, request, refusal)

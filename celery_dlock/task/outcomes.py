@@ -26,6 +26,7 @@ from ..messaging.message import Delivery, FirstReceipt, RawMessage, publish_agai
 from ..messaging.parked import ParkedMessage
 from ..messaging.results import CallSkipped, has_backend, has_end, replaces_no_end, store_queued, store_revoked, try_end
 from ..messaging.routing import counts_deliveries
+from ..messaging.wire import NewerWireVersion
 from ..store.model import Grant, Held, Parked, Queued, Refusal, Unknown, Used
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
@@ -55,6 +56,7 @@ __all__ = [
     "apply_decision",
     "apply_on_store_error",
     "duplicate_entry",
+    "leave_to_newer_worker",
     "parked_entry",
     "report_misfire",
     "skip",
@@ -67,6 +69,8 @@ _ERRORS: Final[dict[str, type[DLockError]]] = {"held": LockHeld, "used": NameUse
 #: Longest delay in seconds of a message that is republished after a store error. But if a store is in
 #: quarantine, the delay is the rest of the quarantine.
 STORE_RETRY_MAX = 60.0
+#: Longest delay in seconds of a message that is republished for a worker of a newer version.
+NEWER_WIRE_DELAY: Final = 30.0
 #: Seconds to wait before a message that could not be republished is returned to the broker.
 REQUEUE_DELAY = 1.0
 #: Seconds for which a counted delivery is kept while its republication is refused. Then the call ends.
@@ -383,6 +387,19 @@ def _retry_uncounted(run: Execution, name: LockName, error: DLockError) -> NoRet
     _republish(run, name, delay, error, conflict=False)
     logger.warning(_REPUBLISHED, *_task_and_id(run), delay, f"{name}: {error}", extra=_extra(run, name))
     raise Postponed(str(error))
+
+
+def leave_to_newer_worker(run: Execution, name: LockName, version: int) -> NoReturn:
+    """Republish a message with its own header, because only a worker of a newer wire version can read that.
+
+    Raises:
+        NotRepublished, Postponed, Reject, StoreUnavailable: As for :func:`apply_on_store_error`.
+    """
+    delay = NEWER_WIRE_DELAY * (0.5 + 0.5 * rng.random())
+    newer = DLockError(f"left to a worker of a newer version: {NewerWireVersion(version)}")
+    _republish(run, name, delay, newer, conflict=False)
+    logger.warning(_REPUBLISHED, *_task_and_id(run), delay, f"{name}: {newer}", extra=_extra(run, name))
+    raise Postponed(str(newer))
 
 
 def _return_first_result(run: Execution, name: LockName, first: str, otherwise: CallSkipped) -> None:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from ..keys.key_spec import LockName
 from ..locking.lease_table import LeaseRecord
+from ..messaging.wire import WIRE_VERSION, NewerWireVersion, reject_newer
 from ..utils.clock import boot_and_times
 
 __all__ = ["HeldLease", "HostIdentity", "ProcessIdentity", "WorkerRecord", "current_host", "identify_process"]
@@ -170,16 +171,23 @@ class WorkerRecord(NamedTuple):
     def text(self) -> str:
         """The record as JSON. It shows lock names, which Redis keys show too, and no arguments of tasks."""
         leases = [_fields_of(lease) for lease in self.leases]
-        return json.dumps([self.host, self.main, leases], separators=(",", ":"))
+        return json.dumps([self.host, self.main, leases, WIRE_VERSION], separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> WorkerRecord | None:
-        """Read a record from its text; None if the text is malformed."""
+        """Read a record from its text; None if the text is malformed.
+
+        Raises:
+            NewerWireVersion: A worker of a newer wire version wrote it.
+        """
         try:
-            host, main, leases = json.loads(text)
+            host, main, leases, *version = json.loads(text)
+            reject_newer(version[0] if version else None)
             record = cls(
                 HostIdentity(*map(str, host)), ProcessIdentity(*map(int, main)), tuple(map(_lease_from, leases))
             )
+        except NewerWireVersion:
+            raise
         except (ValueError, TypeError):
             return None
         # To `os.kill`, a pid of zero or less means a group of processes.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import task_of_name
+from ..messaging.wire import NewerWireVersion
 from ..store.base import ReleaseRequest
 from ..utils.background import Loop, begin_thread
 from ..utils.log import log_fields, logger
@@ -111,10 +112,16 @@ class CrashRecovery:
 
     def _read(self) -> dict[str, WorkerRecord]:
         """Return the records of workers on this host. This process cannot check processes of other hosts."""
-        host = self._mine.host
-        texts = self._store.worker_records(self._node)
-        records = {worker: WorkerRecord.from_text(text) for worker, text in texts.items()}
-        return {worker: record for worker, record in records.items() if record is not None and record.host == host}
+        records = {}
+        for worker, text in self._store.worker_records(self._node).items():
+            try:
+                record = WorkerRecord.from_text(text)
+            except NewerWireVersion as newer:
+                logger.warning("cannot release the leases of an earlier worker of this name, so they end: %s", newer)
+                continue
+            if record is not None and record.host == self._mine.host:
+                records[worker] = record
+        return records
 
     def _released_all_of(self, worker: str, record: WorkerRecord) -> bool:
         if not record.is_dead():

@@ -304,8 +304,9 @@ class QueueSweeper:
             self._runtime.counts.count("dead_letters", task_of_name(name))
         if taken.foreign_broker:
             logger.error(
-                "%s: no worker published a message of another broker in %d s, so it is among the dead letters of %s; "
-                "action required: if both brokers are one under two names, set dlock_broker; then publish it again",
+                "%s: no worker published a message of another broker, or of a newer celery-dlock, in %d s, so it is "
+                "among the dead letters of %s; action required: start such a worker, or, if both brokers are one "
+                "under two names, set dlock_broker; then publish it again",
                 name, FOREIGN_MS / 1000, self._store.dead_letters_at(name),
             )  # fmt: skip
         elif taken.dead_letter:

@@ -32,8 +32,8 @@ def test_code_blocks(path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
     document = Sybil(parsers=[SkipParser(), PythonCodeBlockParser()]).parse(path)
     for example in document.examples():
         example.evaluate()
-    for test in list(document.namespace.values()):
-        if getattr(test, "__name__", "").startswith("test_") and list(inspect.signature(test).parameters) == ["dlock"]:
+    for name, test in list(document.namespace.items()):
+        if name.startswith("test_") and list(inspect.signature(test).parameters) == ["dlock"]:
             with DLockKit(document.namespace["app"]) as kit:
                 test(kit)
     # Results take leave of their server when they are collected: while it is there.

@@ -26,6 +26,7 @@ from celery_dlock.messaging.handoff import END_LATER_DELAY, END_LATER_WITHIN, Gr
 from celery_dlock.messaging.message import HEADER, RawMessage, RepublishHeader
 from celery_dlock.messaging.message_checks import MAX_COUNT
 from celery_dlock.messaging.parked import ParkedMessage
+from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.store.model import Grant, Identity
 
 NAME = shared_name("n")
@@ -280,6 +281,15 @@ def test_message_of_another_broker_is_left_to_it_with_one_warning_a_name(caplog:
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text.split(": ")[0] for text in warnings] == [str(NAME), str(shared_name("m"))]
     assert all("set dlock_broker='amqp://rabbit:5672//'" in text for text in warnings)
+
+
+@pytest.mark.invariant("newer-wire-is-left-alone")
+def test_message_that_a_newer_worker_parked_is_left_to_one(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    newer = entry(facts={"wire": WIRE_VERSION + 1, "broker": {"unknown": 1}})
+    GrantPublisher(APP, store, 60, over_memory).publish_next(NAME, Grant("identity", newer, "turn"))  # type: ignore[arg-type]
+    assert (store.ends, store.passed) == ([], ["foreign"])
+    assert "left to a worker of a newer version: it has wire version 2" in caplog.text
 
 
 def test_message_of_another_broker_that_has_workers_is_left_to_them_for_good() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_dlock.messaging.message import Delivery, FirstReceipt, RawMessage, RepublishHeader
+from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.options.derived import SKEW
 from celery_dlock.store.model import AcquireRequest, Identity, Requester
 from tests.unit.fakes import FakeClock
@@ -39,6 +40,15 @@ def test_republish_header_without_rank_keeps_conflict_retries() -> None:
 def test_republish_header_through_json_keeps_the_first_receipt() -> None:
     given = json.loads(json.dumps(header(rank=None, received=[5, 6, "boot"])))
     assert RepublishHeader.of(given, IDENTITY).first_receipt == FirstReceipt(5, 6, "boot")
+
+
+@pytest.mark.invariant("newer-wire-is-left-alone")
+def test_header_of_a_newer_wire_version_is_not_read_and_one_of_today_s_is() -> None:
+    assert RepublishHeader.of(header(wire=WIRE_VERSION + 1, rank="new"), IDENTITY) == RepublishHeader(
+        newer_wire=WIRE_VERSION + 1
+    )
+    for own in (WIRE_VERSION, True, "2", None):
+        assert RepublishHeader.of(header(wire=own), IDENTITY) == RepublishHeader(1_700_000_000_000_000, 3)
 
 
 def a_delivery(since: float, **facts: Any) -> Delivery:

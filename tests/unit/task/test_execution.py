@@ -14,7 +14,7 @@ from celery_dlock.task.execution import Execution
 from celery_dlock.task.outcomes import NotRepublished
 from tests.unit.fakes import a_name
 
-NOT_QUEUED = {"rank_us": None, "grant_id": "", "is_copy": False}
+NOT_QUEUED = {"rank_us": None, "grant_id": "", "is_copy": False, "newer_wire": 0}
 
 
 def a_run(*, queues: bool = True, tracked: bool = False, refused: str = "", flagged: bool = False, **of: Any) -> Any:

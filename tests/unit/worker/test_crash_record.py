@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_dlock.keys.lock_name import shared_name
+from celery_dlock.messaging.wire import NewerWireVersion
 from celery_dlock.worker import crash_record
 from celery_dlock.worker.crash_record import (
     HeldLease,
@@ -114,3 +116,12 @@ def test_record_keeps_the_number_of_seats_of_a_name(seats: int) -> None:
     name, here = shared_name("gpu")._replace(seats=seats), ProcessIdentity(77, 1)
     record = WorkerRecord(HostIdentity("m", "b", "p", "t"), here, (HeldLease(name, "o.1", 30.0, here),))
     assert WorkerRecord.from_text(record.text) == record
+
+
+@pytest.mark.invariant("newer-wire-is-left-alone")
+def test_record_of_a_newer_wire_version_is_refused_and_one_without_a_version_is_read() -> None:
+    record = WorkerRecord(HostIdentity("m", "b", "p", "t"), ProcessIdentity(7, 1))
+    host, main, leases, version = json.loads(record.text)
+    assert WorkerRecord.from_text(json.dumps([host, main, leases])) == record
+    with pytest.raises(NewerWireVersion, match="wire version 2"):
+        WorkerRecord.from_text(json.dumps([host, {"main": main}, leases, version + 1]))

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from celery.result import AsyncResult
 
+from tests.support.builds import build_of, environ_of
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 from tests.support.servers import Server
@@ -26,23 +26,7 @@ MAY_SKIP = {"skip", "raise", "wait", "debounce", "replace", "unique", "once"}
 
 @pytest.fixture(scope="module")
 def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library as it was at the commit :data:`OTHER`, without anything else of that commit."""
-    folder = tmp_path_factory.mktemp("build")
-    if not (ROOT / ".git").exists() or (ROOT / ".git" / "shallow").exists():
-        pytest.skip("this is not a clone with the whole history, so there is no other build")
-    archive = subprocess.run(
-        ["git", "archive", "--format=tar", OTHER, "celery_dlock"], cwd=ROOT, capture_output=True, check=False
-    )
-    assert not archive.returncode, archive.stderr.decode()
-    (folder / "build.tar").write_bytes(archive.stdout)
-    with tarfile.open(folder / "build.tar") as tar:
-        tar.extractall(folder, filter="data")
-    return folder
-
-
-def environ_of(build: Path) -> dict[str, str]:
-    # Without PYTHONSAFEPATH, `python -m` imports from the current directory first, which is this build.
-    return {"PYTHONPATH": os.pathsep.join([str(build), str(ROOT)]), "PYTHONSAFEPATH": "1"}
+    return build_of(OTHER, tmp_path_factory.mktemp("build"))
 
 
 class Run:

@@ -1,0 +1,210 @@
+"""Every state that the store can keep, written by this version; `python -m tests.wire.states FILE` freezes them.
+
+A sample is frozen once for each wire version. Later versions must understand it (tests/wire/test_samples.py).
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from celery_dlock.keys.lock_name import LockName, shared_name
+from celery_dlock.messaging.message import Delivery, FirstReceipt, RawMessage, _header_of_copy
+from celery_dlock.messaging.parked import ParkedMessage
+from celery_dlock.messaging.wire import WIRE_VERSION
+from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.claim_model import ClaimRequest
+from celery_dlock.store.factory import open_operator_store
+from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Renewal, Requester
+from celery_dlock.store.operator import OperatorStore
+from celery_dlock.worker.crash_record import HeldLease, HostIdentity, ProcessIdentity, WorkerRecord
+from tests.support.servers import Server
+
+TTL: Final = 3_600_000
+RANK_US: Final = 1_790_000_000_000_000
+RECEIPT: Final = FirstReceipt(1_790_000_000_000_000, 5, "boot1")
+_CHILD: Final = ProcessIdentity(78, 901)
+RECORD: Final = WorkerRecord(
+    HostIdentity("machine1", "boot1", "pid:[1]", "time:[1]"),
+    ProcessIdentity(77, 900),
+    (
+        HeldLease(shared_name("sample-held"), "a.1", 30.0, _CHILD),
+        HeldLease(shared_name("sample-seated")._replace(seats=2), "a.2", 30.0, _CHILD),
+    ),
+)
+BROKER: Final = "redis://broker:6379/0"
+Key = dict[str, Any]
+
+
+def request(task_id: str, **facts: Any) -> AcquireRequest:
+    return AcquireRequest(Requester("app.post", task_id, "node1", "77"), Identity(task_id), **facts)
+
+
+def entry(task_id: str) -> str:
+    headers = {"task": "app.post", "id": task_id, "argsrepr": "('***',)"}
+    raw = RawMessage("[[7], {}, {}]", "application/json", "utf-8", headers, {"priority": 3}, "celery")
+    return ParkedMessage.of(tuple(raw), BROKER, 10**15, 2).text()
+
+
+def parked(task_id: str, **facts: Any) -> AcquireRequest:
+    return request(task_id, queue=QueueRequest(entry(task_id), **facts))
+
+
+def ending(task_id: str, **facts: Any) -> ReleaseRequest:
+    by = Requester("app.post", task_id, "node1", "77").text
+    return ReleaseRequest(identity=Identity(task_id).digest, requester=by, **{"final": True, **facts})
+
+
+def held(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1"))
+    store.renew([Renewal(name, "a.1", TTL, (("count", "2"),))])
+
+
+def waiting(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1", queue=QueueRequest()))
+    for number in (2, 3):
+        store.acquire(name, f"b.{number}", TTL, parked(f"id{number}"))
+
+
+def granted(store: OperatorStore, name: LockName) -> None:
+    waiting(store, name)
+    store.release(name, "a.1", ending("id1", queue=True))
+
+
+def seated(store: OperatorStore, name: LockName) -> None:
+    for number in (1, 2):
+        store.acquire(name, f"a.{number}", TTL, request(f"id{number}", queue=QueueRequest()))
+    store.acquire(name, "b.3", TTL, parked("id3"))
+
+
+def dead_letter(store: OperatorStore, name: LockName) -> None:
+    waiting(store, name)
+    store.remove_waiter(name, Identity("id2").digest, "sweep1", dead_letter=True)
+
+
+def debounced(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "b.1", TTL, parked("id1", debounce=(100, 200)))
+
+
+def replacing(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1", queue=QueueRequest(replace=(TTL, 0))))
+    store.acquire(name, "b.2", TTL, parked("id2", replace=(TTL, 0)))
+
+
+def used(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1", once=True))
+    store.release(name, "a.1", ending("id1", once=True, used_ms=TTL))
+
+
+def unknown(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1", once=True))
+    store.release(name, "a.1", ReleaseRequest(outcome_unknown=True))
+
+
+def used_tick(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1", once=True, tick="t1"))
+    store.release(name, "a.1", ending("id1", once=True, used_ms=TTL, tick="t1"))
+
+
+def claimed(store: OperatorStore, name: LockName) -> None:
+    store.claim([(name, ClaimRequest("id1", 0, TTL, False, Requester("app.post", "id1", "host1", "5"), "p1"))])
+
+
+def reserved(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1"))
+    store.release(name, "a.1", ending("id1", reserved_for=Identity("id1", 1).digest, reserved_ms=TTL))
+
+
+def kept(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1", min_hold_ms=TTL))
+    store.release(name, "a.1", ending("id1"))
+
+
+def operated(store: OperatorStore, name: LockName) -> None:
+    store.hold(name, "operator:ada@host1", TTL, "a deploy")
+
+
+def done(store: OperatorStore, name: LockName) -> None:
+    store.acquire(name, "a.1", TTL, request("id1", republished=True))
+    store.release(name, "a.1", ending("id1"))
+
+
+#: What makes each state, of a name of its own.
+STATES: Final[dict[str, tuple[LockName, Callable[[OperatorStore, LockName], None]]]] = {
+    state.__name__: (shared_name(f"sample-{state.__name__}"), state)
+    for state in (
+        held, waiting, granted, dead_letter, debounced, replacing, used, unknown, used_tick, claimed, reserved, kept,
+        operated, done,
+    )
+} | {"seated": (shared_name("sample-seated")._replace(seats=2), seated)}  # fmt: skip
+
+
+def frozen(client: redis.Redis) -> dict[str, Key]:
+    """Return all keys of the database, with their types and values, and whether they have an expiry."""
+    found = {}
+    for key in sorted(client.scan_iter()):
+        kind = client.type(key)
+        read: dict[str, Callable[[], Any]] = {
+            "string": lambda key=key: client.get(key),
+            "hash": lambda key=key: client.hgetall(key),
+            "zset": lambda key=key: client.zrange(key, 0, -1, withscores=True),
+            "set": lambda key=key: sorted(client.smembers(key)),
+            "list": lambda key=key: client.lrange(key, 0, -1),
+        }
+        found[key] = {"type": kind, "value": read[kind](), "expires": client.pttl(key) > 0}
+    return found
+
+
+def thaw(client: redis.Redis, keys: dict[str, Key]) -> None:
+    """Write frozen keys into an empty database. Those with an expiry live for an hour."""
+    for key, found in keys.items():
+        value = found["value"]
+        write: dict[str, Callable[[], Any]] = {
+            "string": lambda: client.set(key, value),  # noqa: B023  # called in this round
+            "hash": lambda: client.hset(key, mapping=value),  # noqa: B023
+            "zset": lambda: client.zadd(key, dict(value)),  # noqa: B023
+            "set": lambda: client.sadd(key, *value),  # noqa: B023
+            "list": lambda: client.rpush(key, *value),  # noqa: B023
+        }
+        write[found["type"]]()
+        if found["expires"]:
+            client.pexpire(key, TTL)
+
+
+def operator_store(server: Server) -> OperatorStore:
+    return open_operator_store((StoreLocation.of(server.url(0)),), timeout=5, prefix="dlock")
+
+
+def write_states(server: Server) -> dict[str, dict[str, Key]]:
+    """Return the keys of each state, as this version writes them."""
+    states = {}
+    with server.client() as client:
+        for state, (name, write) in STATES.items():
+            client.flushdb()
+            with closing(operator_store(server)) as store:
+                write(store, name)
+            states[state] = frozen(client)
+    return states
+
+
+def write_messages() -> dict[str, Any]:
+    """Return the headers of republished messages, and the record of a worker, as this version writes them."""
+    delivery = Delivery("o", 0.0, 0.0, False, (), conflict_retries=2, grant_id="7")  # a plain field
+    identity = Identity("id1", 1)
+    return {
+        "ranked": _header_of_copy(delivery, identity, RANK_US, RECEIPT, conflict=True, redelivered=True),
+        "unranked": _header_of_copy(delivery, identity, None, RECEIPT, conflict=False, redelivered=False),
+        "worker": RECORD.text,
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "server") as running:
+        wire = {"wire": WIRE_VERSION, "states": write_states(running), "messages": write_messages()}
+    Path(sys.argv[1]).write_text(json.dumps(wire, indent=1, sort_keys=True) + "\n")

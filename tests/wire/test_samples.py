@@ -1,0 +1,138 @@
+"""Today's code understands the store as earlier versions wrote it, and writes the wire that it declares."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.messaging.message import RepublishHeader
+from celery_dlock.messaging.parked import ParkedMessage
+from celery_dlock.messaging.wire import WIRE_VERSION
+from celery_dlock.store.claim_model import ClaimRequest
+from celery_dlock.store.model import Acquired, Duplicate, Held, Identity, Renewal, Requester, StopRequest, Unknown, Used
+from celery_dlock.store.operator import OperatorStore
+from celery_dlock.worker.crash_record import WorkerRecord
+from tests.support.servers import Server
+from tests.wire.states import (
+    RANK_US,
+    RECEIPT,
+    RECORD,
+    STATES,
+    TTL,
+    ending,
+    operator_store,
+    request,
+    thaw,
+    write_messages,
+    write_states,
+)
+
+SAMPLES: Final = sorted((Path(__file__).parent / "samples").glob("wire-*.json"))
+CASES: Final = [
+    pytest.param(sample, state, id=f"{sample.stem}-{state}")
+    for sample in SAMPLES
+    for state in json.loads(sample.read_text())["states"]
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("wire")) as running:
+        yield running
+
+
+def digest(task_id: str) -> str:
+    return Identity(task_id).digest
+
+
+def next_call(entry: str) -> str:
+    return ParkedMessage.read(entry).task_id
+
+
+def released(store: OperatorStore, name: LockName) -> str:
+    grant = store.release(name, "a.1", ending("id1", queue=True)).granted
+    return next_call(grant.entry) if grant else ""
+
+
+def swept(store: OperatorStore, name: LockName) -> str:
+    grant = store.sweep(name, "sweep2", 5000, 10).granted
+    return next_call(grant.entry) if grant else ""
+
+
+def acquired(store: OperatorStore, name: LockName, **facts: Any) -> Any:
+    return store.acquire(name, "c.1", TTL, request("id9", **facts))
+
+
+def claims_again(store: OperatorStore, name: LockName) -> Any:
+    by = Requester("app.post", "id9", "host1", "5")
+    (existing,) = store.claim([(name, ClaimRequest("id9", 0, TTL, False, by, "p2"))])
+    return existing and (existing.state, existing.task_id)
+
+
+def taken_by_the_retry(store: OperatorStore, name: LockName) -> Any:
+    return type(store.acquire(name, "c.1", TTL, request("id1")._replace(identity=Identity("id1", 1))))
+
+
+#: What the next call finds in each state.
+NEXT: Final[dict[str, tuple[Callable[[OperatorStore, LockName], Any], Any]]] = {
+    "held": (lambda store, name: store.release(name, "a.1", ending("id1")).ours, True),
+    "waiting": (released, "id2"),
+    "seated": (released, "id3"),
+    "granted": (lambda store, name: store.confirm_publish(name, digest("id2"), 5000), True),
+    "dead_letter": (lambda store, name: store.requeue(name, digest("id2")), True),
+    "debounced": (swept, "id1"),
+    "replacing": (lambda store, name: store.renew([Renewal(name, "a.1", TTL, (), True)]), [StopRequest("id2")]),
+    "used": (lambda store, name: type(acquired(store, name, once=True)), Used),
+    "unknown": (lambda store, name: type(acquired(store, name, once=True, hold_if_unknown=True)), Unknown),
+    "used_tick": (lambda store, name: type(acquired(store, name, once=True, tick="t1")), Used),
+    "claimed": (claims_again, ("queued", "id1")),
+    "reserved": (taken_by_the_retry, Acquired),
+    "kept": (lambda store, name: type(acquired(store, name)), Held),
+    "operated": (lambda store, name: acquired(store, name).holder.kind, "operator"),
+    "done": (lambda store, name: type(store.acquire(name, "c.1", TTL, request("id1", redelivered=True))), Duplicate),
+}
+
+
+@pytest.mark.invariant("old-wire-is-understood")
+@pytest.mark.parametrize(("sample", "state"), CASES)
+def test_state_that_an_earlier_version_wrote_is_understood(server: Server, sample: Path, state: str) -> None:
+    name, _ = STATES[state]
+    ask, expected = NEXT[state]
+    with server.client() as client, closing(operator_store(server)) as store:
+        client.flushdb()
+        thaw(client, json.loads(sample.read_text())["states"][state])
+        assert ask(store, name) == expected
+
+
+def shape(written: Any) -> str:
+    """The text without what differs from run to run: the times."""
+    return re.sub(r"(?<!\d)(\d{16}(\.0)?|\d{10})(?!\d)", "TIME", json.dumps(written, sort_keys=True))
+
+
+@pytest.mark.invariant("old-wire-is-understood")
+def test_this_version_writes_the_wire_that_is_frozen_for_it(server: Server) -> None:
+    """If it fails, the wire has changed: raise ``WIRE_VERSION``, and freeze the new wire beside the old."""
+    sample = json.loads((Path(__file__).parent / "samples" / f"wire-{WIRE_VERSION}.json").read_text())
+    assert sample["wire"] == WIRE_VERSION
+    written = write_states(server)
+    assert written.keys() == sample["states"].keys() == NEXT.keys()
+    for state, keys in sample["states"].items():
+        assert shape(written[state]) == shape(keys), state
+    assert shape(write_messages()) == shape(sample["messages"])
+
+
+@pytest.mark.invariant("old-wire-is-understood")
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
+def test_header_and_record_that_an_earlier_version_wrote_are_understood(sample: Path) -> None:
+    messages = json.loads(sample.read_text())["messages"]
+    identity = Identity("id1", 1)
+    ranked = RepublishHeader.of(messages["ranked"], identity)
+    assert ranked == RepublishHeader(RANK_US, 3, "7", 0, redelivered=True)
+    unranked = RepublishHeader.of(messages["unranked"], identity)
+    assert unranked == RepublishHeader(None, 2, "7", 1, first_receipt=RECEIPT)
+    assert WorkerRecord.from_text(messages["worker"]) == RECORD
