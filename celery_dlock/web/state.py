@@ -23,7 +23,7 @@ from ..reports.actions import ACTIONS
 from ..reports.checks import Check, checks_of
 from ..reports.documents import iso
 from ..reports.durations import parse_duration, shown_duration
-from ..runtime import Runtime
+from ..runtime import BREAKER_RESET, Runtime
 from . import csrf
 from .access import Access, User, rights_of, user_of
 from .page_threads import PageThreads
@@ -39,9 +39,6 @@ T = TypeVar("T")
 FOLDER: Final = Path(__file__).parent
 #: Seconds for which the counts are kept: counting scans the store.
 COUNTS_KEPT: Final = 5.0
-#: The shortest time in seconds for which pages do not ask a store that timed out. A shorter ``dlock_breaker_reset``
-#: does not apply to pages.
-SHORTEST_SKIP: Final = 1.0
 #: Seconds for which the answer to a probe is kept.
 PROBE_KEPT: Final = 1.0
 #: The answers of workers are asked for again after ANSWERS_KEPT seconds. If the new ones take long, pages show the old
@@ -64,7 +61,7 @@ class DashboardState:
         settings = Runtime.of(app).settings
         self.store = ", ".join(location.shown for location in settings.locations)
         self.timeout = settings.timeout
-        self.threads = PageThreads(settings.timeout, max(SHORTEST_SKIP, settings.breaker_reset))
+        self.threads = PageThreads(settings.timeout, BREAKER_RESET)
         #: Whether the store answers.
         self.probe = Shared("probe", lambda: self.control.health().up, PROBE_KEPT)
         self._access = access
@@ -105,7 +102,7 @@ class DashboardState:
 
     def checks(self) -> list[Check]:
         """Return the checks that ``celery dlock check`` does."""
-        return checks_of(self.app, self.health(), self.counts())
+        return checks_of(self.app, self.health(), self.counts(), self.workers())
 
     def workers(self, within: float = 0.0) -> Workers | None:
         """Return what live workers answered, at most a minute ago.
