@@ -344,7 +344,7 @@ class Scripts(RuleBasedStateMachine):
         names = {self.keys.tombstone(acquisition) for acquisition in self.model.gone}
         names |= {self.keys.done(identity.digest) for identity in self.model.done}
         names |= {self.keys.run()} if self.model.mark.state else set()
-        names |= {self.keys.unsettled()} if self.model.mark.state in ("started", "unknown") else set()
+        names |= {self.keys.named("unsettled")} if self.model.mark.state in ("started", "unknown") else set()
         names |= {self.keys.lock} if self.model.lock else set()
         names |= {self.keys.last} if self.model.last else set()
         assert set(self.client.scan_iter(f"{self.prefix}:*", count=10_000)) == names
