@@ -1,7 +1,6 @@
 """The invariants after each step of the stateful test of the queue's scripts."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from hypothesis.stateful import invariant
 
@@ -72,28 +71,8 @@ class Laws(Machine):
         return list(zip(self.queues, self.keys, strict=True))
 
     def look(self) -> None:
-        """All that the server holds, in three round trips."""
-        # Without the wake-up of a waiting caller: no caller blocks here, and it expires. See test_waiting.
-        found = [key for key in self.client.scan_iter(f"{self.prefix}:*", count=10_000) if ":wake:" not in key]
-        with self.client.pipeline(transaction=False) as pipe:
-            for key in found:
-                pipe.type(key)
-            types = pipe.execute()
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.time()
-            for key, kind in zip(found, types, strict=True):
-                pipe.pttl(key)
-                if kind == "zset":
-                    pipe.zrange(key, 0, -1, withscores=True)
-                else:
-                    pipe.hgetall(key) if kind == "hash" else pipe.get(key)
-            (seconds, micros), *facts = pipe.execute()
-        self.looked = int(seconds) * 1_000_000 + int(micros)
-        self.lives: dict[str, int] = dict(zip(found, facts[::2], strict=True))
-        self.held: dict[str, Any] = {
-            key: dict(value) if kind == "zset" else value
-            for key, kind, value in zip(found, types, facts[1::2], strict=True)
-        }
+        seen = self.target.look()
+        self.looked, self.held, self.lives = seen.at, seen.held, seen.lives
 
     def expected(self) -> dict[str, object]:
         keys = self.keys[0]
