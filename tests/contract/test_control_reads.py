@@ -214,10 +214,10 @@ def test_stale_entries_of_the_indexes_are_dropped(store: RedisStore, client: Any
     bury(store, "b")
     run, letter = LockKeys.of("dlock", name("a")), LockKeys.of("dlock", name("b"))
     client.delete(run.run())
-    client.delete(letter.dead())
-    assert (client.zcard(run.unsettled()), client.zcard(letter.dead_letters())) == (1, 1)
+    client.delete(letter.named("dead"))
+    assert (client.zcard(run.named("unsettled")), client.zcard(letter.named("dead_letters"))) == (1, 1)
     assert (control.unknown_outcomes().items, control.dead_letters().items) == ((), ())
-    assert (client.zcard(run.unsettled()), client.zcard(letter.dead_letters())) == (0, 0)
+    assert (client.zcard(run.named("unsettled")), client.zcard(letter.named("dead_letters"))) == (0, 0)
 
 
 @pytest.mark.core
