@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kombu.exceptions import KombuError
 
-from ..utils.background import begin_thread
+from ..utils.background import result_in_time
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -71,6 +70,7 @@ class WorkerView:
             older, and does not tell.
         conflicts: The conflicts since its start, by task and by what became of the calls. None: it counts nothing,
             because ``dlock_metrics_port`` is not set and no ``WorkerCollector`` is registered.
+        wire: Its wire version. An older worker leaves the messages of newer ones to them.
     """
 
     worker: str
@@ -84,6 +84,7 @@ class WorkerView:
     problem: str = ""
     lost: int | None = None
     conflicts: Mapping[str, Mapping[str, int]] | None = None
+    wire: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +116,10 @@ def ask_workers(app: Celery, timeout: float) -> Workers:
         return Workers((), f"the broker ({transport}) has no remote control, so no worker can be asked")
     if not app.conf.worker_enable_remote_control:
         return Workers((), "remote control is off (worker_enable_remote_control), so no worker can be asked")
-    return _in_time(lambda: _ask(app, timeout), timeout + 2 * CONNECT_TIMEOUT)
-
-
-def _in_time(ask: Callable[[], Workers], seconds: float) -> Workers:
-    """Return the answer, also if the broker hangs: the transports of kombu have no timeout in common."""
-    found: list[Workers] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            found.append(ask())
-        finally:
-            done.set()
-
-    begin_thread("ask-workers")(run)
-    done.wait(seconds)
-    return found[0] if found else Workers((), f"the broker did not answer within {seconds:g} s", unreachable=True)
+    # The broker may hang: the transports of kombu have no timeout in common.
+    seconds = timeout + 2 * CONNECT_TIMEOUT
+    silent = Workers((), f"the broker did not answer within {seconds:g} s", unreachable=True)
+    return result_in_time("ask-workers", lambda: _ask(app, timeout), seconds) or silent
 
 
 def _ask(app: Celery, timeout: float) -> Workers:
@@ -166,8 +154,9 @@ def _view(node: str, answer: Any) -> WorkerView:
             return WorkerView(node, problem=unknown if COMMAND in text and "KeyError" in text else text)
         if "off" in answer:
             return WorkerView(
-                node, str(answer["version"]), str(answer["pool"]), int(answer["pid"]), problem=answer["off"]
-            )
+                node, str(answer["version"]), str(answer["pool"]), int(answer["pid"]), problem=answer["off"],
+                wire=int(answer.get("wire", 1)),
+            )  # fmt: skip
         scanned = None if answer["scanned"] is None else float(answer["scanned"])
         held = int(answer["held"])
         return WorkerView(
@@ -181,6 +170,7 @@ def _view(node: str, answer: Any) -> WorkerView:
             tuple(map(_lease, answer["leases"])),
             lost=None if answer.get("lost") is None else int(answer["lost"]),
             conflicts=None if answer.get("conflicts") is None else _conflicts(answer["conflicts"]),
+            wire=int(answer.get("wire", 1)),
         )
     return WorkerView(node, problem="its answer cannot be read: its celery-dlock is of another version")
 

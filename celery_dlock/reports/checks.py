@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from .durations import parse_duration
+
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..control import Counts, Health
+    from ..control import Counts, Health, Workers
 
-__all__ = ["Check", "checks_of", "limit_checks", "queue_checks", "store_checks"]
+__all__ = ["MAX_HOLD", "MAX_WAIT", "Check", "checks_of", "queue_checks", "store_checks", "version_check"]
 
 #: Seconds by which the clock of a server may differ.
 CLOCK: Final = 1.0
-#: The default age in seconds of the oldest waiter, and of the oldest lock, above which a check finds a problem.
-MAX_WAIT, MAX_HOLD = 600.0, 6 * 3600.0
+#: The default age of the oldest waiter, and of the oldest lock, above which a check finds a problem.
+MAX_WAIT, MAX_HOLD = "10m", "6h"
 #: The smallest delivery limit that is no problem. Each restart and each lost connection of a worker counts once.
 MIN_DELIVERY_LIMIT: Final = 5
 
@@ -41,9 +44,18 @@ class Check:
         return "PROBLEM" if self.problem else "ok"
 
 
-def checks_of(app: Celery, health: Health, counts: Counts, **limits: float) -> list[Check]:
-    """Return all checks of a store that answers. The limits are those of :func:`limit_checks`."""
-    return [*store_checks(health), *limit_checks(counts, **limits), *queue_checks(app)]
+def checks_of(app: Celery, health: Health, counts: Counts, workers: Workers | None, **limits: float) -> list[Check]:
+    """Return all checks of a store that answers. The limits are those of :func:`limit_checks`.
+
+    Args:
+        app: The app.
+        health: The state of its store.
+        counts: The numbers of everything in the store.
+        workers: The answers of live workers; None if there are none yet.
+        limits: What is no problem yet.
+    """
+    versions = [version_check(workers)] if workers else []
+    return [*store_checks(health), *limit_checks(counts, **limits), *queue_checks(app), *versions]
 
 
 def store_checks(health: Health) -> Iterator[Check]:
@@ -64,8 +76,8 @@ def store_checks(health: Health) -> Iterator[Check]:
 def limit_checks(
     counts: Counts,
     *,
-    max_wait: float = MAX_WAIT,
-    max_hold: float = MAX_HOLD,
+    max_wait: float = parse_duration(MAX_WAIT),
+    max_hold: float = parse_duration(MAX_HOLD),
     max_dead: float = 0,
     max_unknown: float = 0,
 ) -> Iterator[Check]:
@@ -102,3 +114,15 @@ def queue_checks(app: Celery) -> Iterator[Check]:
         else:
             found = f"quorum queue, delivery limit {limit}, or a policy's if that is lower"
         yield Check(f"queue {name}", found, problem=limit is not None and limit < MIN_DELIVERY_LIMIT)
+
+
+def version_check(found: Workers) -> Check:
+    """Return the check of the versions of live workers. That none answers is no problem of the store."""
+    versions = Counter((view.wire, view.version) for view in found.workers if view.version)
+    if not versions:
+        return Check("versions", found.problem or "no worker told its version")
+    texts = [f"{version} on {number}" for (_, version), number in sorted(versions.items())]
+    wires = sorted({wire for wire, _ in versions})
+    if len(wires) > 1:
+        texts.append(f"wire versions {wires[0]} to {wires[-1]}: end the upgrade, or messages of the newer ones wait")
+    return Check("versions", "; ".join(texts), problem=len(wires) > 1)

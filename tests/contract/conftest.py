@@ -21,6 +21,8 @@ from celery_dlock.store.memory.backend import MemoryBackend
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
+from tests.support.faulty_backend import FaultyBackend, Resending, conflict, lost_reply, one_in_three
+from tests.support.postgresql import running_pgbouncer, running_postgresql
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_USER, OPERATOR_USER, Server
 from tests.support.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
@@ -29,14 +31,22 @@ MakeApp = Callable[..., Celery]
 LockUrl = str | list[str]
 
 STANDALONE, TLS = "standalone", "tls"
-#: The store in the memory of the process: every test that does not look at Redis keys through `client`.
-MEMORY = "memory"
+#: The engine over a backend: every test that does not look at Redis keys through `client`. Of these two, one commit of
+#: three fails. The engine must hide it.
+MEMORY, CONFLICTS, LOST_REPLIES = "memory", "memory-conflicts", "memory-lost-replies"
+MEMORIES: Final = (MEMORY, CONFLICTS, LOST_REPLIES)
+#: The engine over PostgreSQL, and over its pooler.
+POSTGRESQL, PGBOUNCER = "postgresql", "pgbouncer"
+ENGINES: Final = (*MEMORIES, POSTGRESQL, PGBOUNCER)
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
+
+#: Those that need packages of the distribution.
+DISTRIBUTION: Final = (TLS, POSTGRESQL, PGBOUNCER)
 
 #: Over which topologies a module runs beside the single server.
 OVER: Final[Mapping[str, Sequence[str]]] = {
-    "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
-    "test_store_waiting": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
+    "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS, PGBOUNCER),
+    "test_store_waiting": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS, PGBOUNCER),
     "test_store_marks": (CLUSTER, REDLOCK3),
     "test_store_uses": (CLUSTER, REDLOCK3),
     "test_keep_on_retry": (CLUSTER, REDLOCK3),
@@ -50,7 +60,7 @@ OVER: Final[Mapping[str, Sequence[str]]] = {
     "test_queue_grants": (CLUSTER,),
     "test_queue_parking": (CLUSTER,),
     "test_queue_resends": (CLUSTER,),
-    "test_queue_turns": (CLUSTER,),
+    "test_queue_turns": (CLUSTER, PGBOUNCER),
     "test_queue_waiters": (CLUSTER,),
 }
 
@@ -64,6 +74,28 @@ NOT_OVER: Final[Mapping[str, str]] = {
 _QUEUES: Final = "it is about waiters in the queue, of which Redlock has none"
 #: ... and why on Redlock alone they do not.
 NOT_ON_REDLOCK: Final[Mapping[str, str]] = {"test_keep_on_retry::TestWaiters": _QUEUES}
+_FIRST: Final = "it looks at an answer that only the first copy of a command can get"
+#: ... and why not where a command is sent twice because its reply was lost.
+NOT_RESENT: Final[Mapping[str, str]] = dict.fromkeys(
+    (
+        "test_claims::test_a_message_that_ends_leaves_the_claim_of_its_own_retry",
+        "test_control_actions::TestHold",
+        "test_control_actions::TestRelease",
+        "test_queue_grants::test_wake_up_of_an_ended_grant_reaches_the_caller_that_waits",
+        "test_seats::test_acquisition_that_was_rolled_back_takes_no_seat_later",
+        "test_seats::test_call_that_was_woken_marks_the_seats_that_others_took_meanwhile",
+        "test_seats::test_duplicate_is_found_at_every_seat_also_above_the_limit_of_its_worker",
+        "test_seats::test_release_of_any_seat_wakes_one_waiting_call",
+        "test_seats::test_release_that_is_sent_twice_does_not_free_another_holders_seat",
+        "test_seats_operators::test_release_by_name_frees_that_seat_only",
+        "test_store_marks::test_a_copy_flagged_redelivered_of_a_done_identity_is_a_duplicate",
+        "test_store_marks::test_a_done_mark_speaks_of_one_identity_only",
+        "test_store_marks::test_a_duplicate_is_known_also_while_another_holds_the_lock",
+        "test_store_marks::test_a_rank_is_the_servers_time_less_the_age",
+        "test_store_marks::test_republished_copy_of_doubtful_age_is_a_duplicate_within_its_doubt",
+    ),
+    _FIRST,
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -71,17 +103,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "topology" not in metafunc.fixturenames or module not in OVER:
         return
     names = [f"{module}::{place}" for place in (metafunc.cls and metafunc.cls.__name__, metafunc.function.__name__)]
-    others = [pytest.param(topology, marks=_marks(topology, names)) for topology in OVER[module]]
-    if not {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
-        others.append(pytest.param(MEMORY, marks=_marks(MEMORY, names)))
+    over = [*OVER[module], *MEMORIES, POSTGRESQL]
+    if {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
+        over = [topology for topology in over if topology not in ENGINES]
+    others = [pytest.param(topology, marks=_marks(topology, names)) for topology in over]
     metafunc.parametrize("topology", [STANDALONE, *others], indirect=True)
 
 
 def _marks(topology: str, names: Sequence[str]) -> list[pytest.MarkDecorator]:
-    reasons = {**NOT_OVER, **(NOT_ON_REDLOCK if topology.startswith("redlock") else {})}
+    reasons = {
+        **NOT_OVER,
+        **(NOT_ON_REDLOCK if topology.startswith("redlock") else {}),
+        **(NOT_RESENT if topology == LOST_REPLIES else {}),
+    }
     marks = [pytest.mark.skip(reason=reasons[name]) for name in names if name in reasons]
-    marks += [pytest.mark.topologies] if topology != MEMORY else []
-    return [*marks, pytest.mark.servers] if topology == TLS else marks
+    marks += [pytest.mark.topologies] if topology not in ENGINES else []
+    return [*marks, pytest.mark.servers] if topology in DISTRIBUTION else marks
 
 
 @pytest.fixture
@@ -97,7 +134,7 @@ def servers(topology: str, request: pytest.FixtureRequest) -> Servers:
     """Those of the topology, emptied."""
     fixtures = {
         STANDALONE: "server",
-        MEMORY: "server",
+        **dict.fromkeys(ENGINES, "server"),
         SENTINEL: "sentinel_set",
         CLUSTER: "cluster_set",
         TLS: "tls_server",
@@ -125,15 +162,52 @@ def cluster_client(cluster_set: ClusterSet) -> Iterator[redis.RedisCluster]:
         yield connected
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    with running_postgresql() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgresql: str) -> Iterator[str]:
+    with running_pgbouncer(postgresql) as url:
+        yield url
+
+
+@pytest.fixture
+def schema(postgresql: str) -> Iterator[str]:
+    """A schema of PostgreSQL with the tables of this test."""
+    from tests.support.postgresql_stores import migrated_schema  # noqa: PLC0415  # psycopg is in the main lane only
+
+    with migrated_schema(postgresql) as made:
+        yield made
+
+
+@pytest.fixture
+def postgresql_url(postgresql: str, schema: str) -> str:
+    from tests.support.postgresql_stores import url_of  # noqa: PLC0415  # see above
+
+    return url_of(postgresql, schema)
+
+
+@pytest.fixture
+def pgbouncer_url(pgbouncer: str, schema: str) -> str:
+    from tests.support.postgresql_stores import url_of  # noqa: PLC0415  # see above
+
+    return url_of(pgbouncer, schema)
+
+
 def _most(topology: str) -> int:
     return 3 if topology == REDLOCK3 else 5
 
 
 @pytest.fixture
-def lock_url(topology: str, servers: Servers) -> LockUrl:
+def lock_url(topology: str, servers: Servers, request: pytest.FixtureRequest) -> LockUrl:
     """``dlock_url`` for the user who may keep locks and nothing else."""
-    if topology == MEMORY:
+    if topology in MEMORIES:
         return "memory://"
+    if topology in (POSTGRESQL, PGBOUNCER):
+        return str(request.getfixturevalue(f"{topology}_url"))
     if isinstance(servers, RedlockSet):
         return servers.lock_urls()[: _most(topology)]
     if isinstance(servers, SentinelSet):
@@ -155,9 +229,11 @@ def client(topology: str, servers: Servers, request: pytest.FixtureRequest) -> I
 
 
 @pytest.fixture
-def memory_data() -> dict[str, Any]:
+def memory_data(topology: str) -> dict[str, Any]:
     """The data of ``memory://`` in this test: otherwise each app would have its own."""
-    return {"memory dlock": MemoryBackend()}
+    faults = {CONFLICTS: conflict, LOST_REPLIES: lost_reply}
+    memory = MemoryBackend()
+    return {"memory dlock": FaultyBackend(memory, one_in_three(1), faults[topology]) if topology in faults else memory}
 
 
 @pytest.fixture
@@ -167,7 +243,7 @@ def store(lock_url: LockUrl, memory_data: dict[str, Any]) -> Iterator[RedisStore
         locations[0].shared.update(memory_data)
     made = open_store(locations, timeout=5, prefix="dlock")
     # Redlock's has the same verbs.
-    yield Settled(made) if isinstance(lock_url, list) else made  # type: ignore[misc]
+    yield Settled(made) if isinstance(lock_url, list) else Resending(made)  # type: ignore[misc]
     made.close()
 
 
