@@ -265,7 +265,8 @@ def test_explain_says_where_a_call_is(store: RedisStore, control: LockControl) -
     assert "celery -A APP inspect query_task other" in texts["other"]
     assert "dlock show --task TASK --args ARGS then shows its lock" in texts["other"]
     assert "a worker must start it by then" in texts["g"]
-    assert f"{name('q').text} is now held: app.post[h2] on node1 since" in " ".join(control.explain("w2").lines)
+    held = f"{name('q').text} is now held: app.post[h2] on node1 (process 77) since"
+    assert held in " ".join(control.explain("w2").lines)
     assert not control.explain("other").found
 
 
