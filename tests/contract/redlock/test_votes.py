@@ -62,7 +62,7 @@ def test_split_vote_is_repeated_after_random_pauses_and_then_refused(five: Redlo
     assert isinstance(answer, Contended)
     assert all(0 <= pause <= longest for pause, longest in zip(answer.pauses, PAUSES, strict=True))
     party = Party(five.lock_urls(), timeout=TIMEOUT)
-    with closing(party.store), pytest.raises(StoreNotReady, match=r"several callers asked for .* at once, and none got it"):
+    with closing(party.store), pytest.raises(StoreNotReady, match="several callers asked for"):
         party.acquire(NAME)
 
 
