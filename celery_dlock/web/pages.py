@@ -197,9 +197,9 @@ def tasks(visit: Visit) -> Response:
 def _conflicts(found: Workers | None) -> tuple[dict[str, Counter[str]], int]:
     """Return the conflicts of each task by what became of the calls, and the number of workers that count them."""
     sums: dict[str, Counter[str]] = {}
-    counting = [view.conflicts for view in (found.workers if found else ()) if view.conflicts is not None]
-    for by_task in counting:
-        for task, outcomes in by_task.items():
+    counting = [view.counters for view in (found.workers if found else ()) if view.counters is not None]
+    for counters in counting:
+        for task, outcomes in counters.get("conflicts", {}).items():
             sums.setdefault(task, Counter()).update(outcomes)
     return sums, len(counting)
 
