@@ -23,6 +23,7 @@ __all__ = [
     "ReplyLost",
     "ReplyTimeout",
     "ScriptStopped",
+    "StoreBusy",
     "StoreNotReady",
     "StoreQuarantined",
     "StoreRefused",
@@ -158,6 +159,10 @@ class StoreQuarantined(StoreNotReady):
 
 class NotConfirmed(StoreNotReady):
     """Too few servers confirmed a command that the primary carried out (``dlock_durability``). It is rolled back."""
+
+
+class StoreBusy(StoreNotReady):
+    """Other transactions changed the lock name again and again, until the timeout. The command had no effect."""
 
 
 class ReplyLost(StoreUnavailable):

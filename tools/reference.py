@@ -1,4 +1,4 @@
-"""Write the options, the settings, the scripts and the command line into the documentation: `make reference`.
+"""Write options, settings, scripts, the command line and its JSON schema into the documentation: `make reference`.
 
 Options are the fields of `LockOptions` with their docstrings, settings the entries of `SETTINGS`. A script is described
 by the header of its Lua file. Each is written down there once. Text of a page outside the two marks is written by hand.
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import click  # noqa: E402  # after the path to the package
+from cli_schema import schema  # noqa: E402
 
 from celery_dlock.cli import dlock  # noqa: E402
 from celery_dlock.config.known_settings import SETTINGS  # noqa: E402  # after the path to it
@@ -33,6 +34,7 @@ SETTINGS_PAGE: Final = ROOT / "docs/reference/settings.md"
 METRICS_PAGE: Final = ROOT / "docs/reference/metrics.md"
 SCRIPTS_PAGE: Final = ROOT / "docs/contributing/wire-format.md"
 CLI_PAGE: Final = ROOT / "docs/reference/command-line.md"
+SCHEMA_FILE: Final = ROOT / "docs/reference/cli-output.schema.json"
 SCRIPTS: Final = ROOT / "celery_dlock/store/redis/scripts"
 BEGIN: Final = "<!-- Made by tools/reference.py. Edit the texts in celery_dlock/, then run `make reference`. -->"
 END: Final = "<!-- The end of what tools/reference.py made. -->"
@@ -90,6 +92,7 @@ def main() -> None:
     )
     for page, text in pages:
         page.write_text(updated(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+    SCHEMA_FILE.write_text(schema(), encoding="utf-8")
 
 
 def command_line() -> str:

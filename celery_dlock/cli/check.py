@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ..reports.checks import limit_items, queue_items, store_items
+from ..reports.checks import checks_of, store_checks
+from ..reports.tables import CHECKS
 from .options import DURATION, listing, option
-from .output import Column
 from .session import NOTHING, UNAVAILABLE, session
 
 __all__ = ["check"]
@@ -30,22 +30,15 @@ def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, for
 
     Exit code 1 if there is a problem.
     """
-    columns: list[Column] = [
-        ("RESULT", lambda one: one["result"]),
-        ("CHECK", lambda one: one["check"]),
-        ("FOUND", lambda one: one["found"]),
-    ]
     context = click.get_current_context()
     with session(form) as opened:
         health = opened.control.health()
-        items = [*store_items(health)]
         if not health.up:
-            opened.out.show(items, columns)
+            opened.out.show(list(store_checks(health)), CHECKS)
             context.exit(UNAVAILABLE)
-        items += limit_items(
-            opened.control.counts(), max_wait=max_wait, max_hold=max_hold, max_dead=max_dead, max_unknown=max_unknown
-        )
-        items += queue_items(opened.app)
-        opened.out.show(items, columns)
-        if any(item["result"] == "PROBLEM" for item in items):
+        counts = opened.control.counts()
+        limits = {"max_wait": max_wait, "max_hold": max_hold, "max_dead": max_dead, "max_unknown": max_unknown}
+        checks = checks_of(opened.app, health, counts, **limits)
+        opened.out.show(checks, CHECKS)
+        if any(check.problem for check in checks):
             context.exit(NOTHING)

@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from ..reports.documents import iso
-from ..reports.facts import facts_of
+from ..reports.durations import shown_duration
+from ..reports.facts import Table
+from ..reports.tables import AUDIT, LOCKS, UNKNOWN_OUTCOMES
 from ..utils.text import printable
-from . import actions, check, serve, watch, web
-from .columns import LOCKS
+from . import bulk_actions, check, lock_actions, metrics, watch, web
 from .options import DURATION, JSON, formats, listing, option
-from .output import Column, note
-from .session import NOTHING, Session, session
+from .output import note
+from .session import NOTHING, Session, import_tasks, session, singleton_task
 from .workers import show_workers
 
 __all__ = ["dlock"]
@@ -81,8 +81,7 @@ def list_(  # click prints the docstring
             if not (every and cursor):
                 break
             note(f"{len(found)} names; looked at {min(scanned, page.keys)} of {page.keys} keys")
-        opened.out.show(found, LOCKS, cursor)
-        _exit_if_empty(found, "no lock name is found")
+        opened.show(found, LOCKS, cursor)
 
 
 @dlock.command()
@@ -101,27 +100,28 @@ def show(
     if sum(one is not None for one in (name, task, task_id)) != 1:
         raise click.UsageError("give one of NAME, --task and --id")
     with session(form) as opened:
-        names = [name] if name is not None else _names(opened, task, args, kwargs, task_id)
+        if task is not None:
+            names = [singleton_task(opened.app, task).lock_name(*args, **kwargs)]
+        else:
+            names = [name] if name is not None else opened.control.explain(str(task_id)).names
         views = [opened.control.lock(one) for one in names]
         if form:
-            opened.out.show(views, ())
+            opened.out.show_json(views, LOCKS)
         for view in () if form else views:
-            waiters = opened.control.waiting(view.name, limit=10) if view.waiting else ()
-            opened.out.facts(view, facts_of(view, waiters))
+            _show(opened, view)
         if not views:
             note(f"no lock names the task id {task_id}")
         if not any(view.states or view.waiting or view.run for view in views):
             click.get_current_context().exit(NOTHING)
 
 
-def _names(
-    opened: Session, task: str | None, args: list[Any], kwargs: dict[str, Any], task_id: str | None
-) -> list[str]:
-    if task_id is None:
-        return [opened.task(str(task)).lock_name(*args, **kwargs)]
-    found = opened.control.explain(task_id)
-    places: list[Any] = [*found.holds, *found.waits, *found.dead_letters, *found.runs, *found.claims]
-    return sorted({place.name for place in places} | ({found.refused_by} - {""}))
+def _show(opened: Session, view: Any) -> None:
+    lines = [(fact.title.lower(), fact.text(view, shown_duration)) for fact in LOCKS.details]
+    waiters = opened.control.waiting(view.name, limit=10) if view.waiting else ()
+    lines += [(f"waiter {waiter.position}", str(waiter)) for waiter in waiters]
+    for title, text in lines:
+        if text:
+            click.echo(printable(f"{title}: {text}"))
 
 
 @dlock.command()
@@ -133,13 +133,8 @@ def name(ctx: click.Context, task: str, args: list[Any], kwargs: dict[str, Any])
     """Print the lock name of a call. This needs no store."""
     from ..errors import DLockError  # noqa: PLC0415  # every celery command imports this module
 
-    app = ctx.obj.app
-    app.loader.import_default_modules()
-    found = app.tasks.get(task)
-    if not hasattr(found, "lock_name"):
-        raise click.UsageError(f"no singleton task {task!r} is registered in this app")
     try:
-        click.echo(printable(found.lock_name(*args, **kwargs)))
+        click.echo(printable(singleton_task(ctx.obj.app, task).lock_name(*args, **kwargs)))
     except (DLockError, TypeError) as error:
         raise click.UsageError(printable(str(error))) from error
 
@@ -150,9 +145,12 @@ def name(ctx: click.Context, task: str, args: list[Any], kwargs: dict[str, Any])
 def explain(task_id: str, form: str | None) -> None:
     """Say why a call was skipped, where it waits, and what became of it."""
     with session(form) as opened:
-        opened.tasks()
+        import_tasks(opened.app)
         found = opened.control.explain(task_id)
-        opened.out.facts(found, [(task_id, line) for line in found.lines])
+        if form:
+            opened.out.show_json([found], Table(()))
+        for line in () if form else found.lines:
+            click.echo(printable(f"{task_id}: {line}"))
         if not found.found:
             click.get_current_context().exit(NOTHING)
 
@@ -162,20 +160,8 @@ def explain(task_id: str, form: str | None) -> None:
 @listing
 def unknown(task: str | None, form: str | None) -> None:
     """List the runs whose process died in the body (once_per)."""
-    columns: list[Column] = [
-        ("NAME", lambda run: run.name),
-        ("IDEMPOTENCY KEY", lambda run: run.idempotency_key),
-        ("TASK", lambda run: run.task),
-        ("TASK ID", lambda run: run.task_id),
-        ("WORKER", lambda run: run.worker),
-        ("STARTED", lambda run: iso(run.since)),
-        ("TICK", lambda run: run.tick or "-"),
-        ("MARK", lambda run: run.mark or "-"),
-    ]
     with session(form) as opened:
-        found = opened.control.unknown_outcomes(task=task, limit=100_000)
-        opened.out.show(found, columns)
-        _exit_if_empty(found, "no run has an unknown outcome")
+        opened.show(opened.control.unknown_outcomes(task=task, limit=100_000).items, UNKNOWN_OUTCOMES)
 
 
 @dlock.command()
@@ -183,24 +169,11 @@ def unknown(task: str | None, form: str | None) -> None:
 @listing
 def audit(limit: int, form: str | None) -> None:
     """List the newest actions of operators."""
-    columns: list[Column] = [
-        ("AT", lambda one: iso(one.at)),
-        ("USER", lambda one: f"{one.user}@{one.host}"),
-        ("NAME", lambda one: one.name),
-        ("ACTION", lambda one: f"{one.action}: {one.detail}"),
-        ("REASON", lambda one: one.reason or "-"),
-    ]
     with session(form) as opened:
-        found = opened.control.audit(limit)
-        opened.out.show(found, columns)
-        _exit_if_empty(found, "no operator has acted yet")
+        opened.show(opened.control.audit(limit), AUDIT)
 
 
-def _exit_if_empty(found: Any, otherwise: str) -> None:
-    if not found:
-        note(otherwise)
-        click.get_current_context().exit(NOTHING)
-
-
-for command in (*actions.COMMANDS, check.check, watch.watch, serve.metrics, web.web):
+for command in (
+    *lock_actions.COMMANDS, *bulk_actions.COMMANDS, check.check, watch.watch, metrics.metrics, web.web
+):  # fmt: skip
     dlock.add_command(command)

@@ -10,7 +10,7 @@ import click
 
 from ..reports.durations import parse_duration
 
-__all__ = ["DURATION", "JSON", "NO_HEADERS", "ListByDefault", "bulk", "formats", "listing", "option"]
+__all__ = ["DURATION", "JSON", "NO_HEADERS", "ListByDefault", "bulk", "formats", "listing", "option", "reason_option"]
 
 #: The key of the context under which the option ``--no-headers`` is kept for the output.
 NO_HEADERS: Final = "celery_dlock.no_headers"
@@ -79,10 +79,14 @@ def _keep_in_context(ctx: click.Context, _param: click.Parameter, given: bool) -
     ctx.meta[NO_HEADERS] = given
 
 
+#: The option ``--reason`` of an action.
+reason_option: Final = option("--reason", default="", help="The reason, for the audit.")
+
+
 def bulk(command: F) -> F:
     """Add the options of an action on several things."""
     for one in (
-        option("--reason", default="", help="The reason, for the audit."),
+        reason_option,
         option("--dry-run", is_flag=True, help="Only print what would be done."),
         option("--yes", is_flag=True, help="Do it even if it concerns several. Otherwise their number is printed."),
     ):

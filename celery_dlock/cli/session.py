@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..reports.actions import ACTIONS
+from ..reports.facts import Table
 from ..utils.text import printable
 from .options import NO_HEADERS
 from .output import Output, note
@@ -15,7 +17,17 @@ from .output import Output, note
 if TYPE_CHECKING:
     from ..control import LockControl
 
-__all__ = ["NOTHING", "PARTLY", "REFUSED", "SETTINGS", "UNAVAILABLE", "Session", "session"]
+__all__ = [
+    "NOTHING",
+    "PARTLY",
+    "REFUSED",
+    "SETTINGS",
+    "UNAVAILABLE",
+    "Session",
+    "import_tasks",
+    "session",
+    "singleton_task",
+]
 
 NOTHING: Final = 1
 USAGE: Final = 2
@@ -41,33 +53,37 @@ class Session:
         self.app = app
         self.out = out
 
-    def task(self, name: str) -> Any:
-        """Return the singleton task of this name."""
-        task = self.tasks().get(name)
-        if not hasattr(task, "lock_name"):
-            raise click.UsageError(f"no singleton task {name!r} is registered in this app")
-        return task
-
-    def tasks(self) -> Any:
-        """Return the tasks of the app, after their modules were imported."""
-        self.app.loader.import_default_modules()
-        self.app.finalize()
-        return self.app.tasks
+    def show(self, items: Sequence[Any], table: Table, cursor: str = "") -> None:
+        """Print a list. If it is empty, say so, and end the command with exit code 1."""
+        self.out.show(items, table, cursor)
+        if not items:
+            note(table.empty)
+            click.get_current_context().exit(NOTHING)
 
     def act(
-        self, items: Sequence[Any], what: str, act: Callable[[Any], bool], *, several: bool, yes: bool, dry_run: bool
+        self,
+        verb: str,
+        items: Sequence[Any],
+        act: Callable[[Any, str], bool],
+        *,
+        exact: bool,
+        reason: str,
+        yes: bool,
+        dry_run: bool,
     ) -> None:
         """Act on each item. End the command with the exit code.
 
         Args:
+            verb: The name of the action.
             items: The items.
-            what: The action and its object, as ``"drop waiter"``.
-            act: Acts on one item, and returns whether it was done.
-            several: The command named more than one item, so it needs ``yes``.
+            act: Acts on one item, with a reason, and returns whether it was done.
+            exact: The command names these items, so it needs no ``yes``.
+            reason: The operator's reason.
             yes: The operator confirmed it.
             dry_run: Only print the items.
         """
         context = click.get_current_context()
+        what = verb.replace("_", " ")
         note(f"{what}: {len(items)} found")
         if not items:
             context.exit(NOTHING)
@@ -75,12 +91,28 @@ class Session:
             for item in items:
                 click.echo("\t".join(map(printable, (item.name, item.task, item.task_id))))
             return
-        if several and not yes:
+        if len(items) > 1 and not (exact or yes):
             raise click.UsageError(f"this concerns {len(items)}: give --yes to do it, or --dry-run to see them")
-        done = _act_on_each(items, what, act)
+        done = _act_on_each(items, what, lambda item: act(item, reason))
         note(f"{what}: {done} of {len(items)} done")
         if done < len(items):
+            note(f"not done: {ACTIONS[verb].gone}")
             context.exit(PARTLY if done else NOTHING)
+
+
+def import_tasks(app: Any) -> None:
+    """Import the modules of the app's tasks: a task stores the end of its messages, and knows its options."""
+    app.loader.import_default_modules()
+    app.finalize()
+
+
+def singleton_task(app: Any, name: str) -> Any:
+    """Return the singleton task of this name."""
+    import_tasks(app)
+    task = app.tasks.get(name)
+    if not hasattr(task, "lock_name"):
+        raise click.UsageError(f"no singleton task {name!r} is registered in this app")
+    return task
 
 
 def _act_on_each(items: Sequence[Any], what: str, act: Callable[[Any], bool]) -> int:

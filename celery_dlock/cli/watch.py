@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from ..reports.documents import iso
-from ..reports.facts import worker_of
+from ..reports.durations import shown_duration
+from ..reports.facts import Fact
+from ..reports.tables import LOCKS, WAITERS
 from ..utils.text import printable
 from .options import DURATION, option
-from .output import Column
 from .session import session
 
 if TYPE_CHECKING:
@@ -24,29 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["watch"]
 
 
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{max(0.0, seconds):.0f}s"
-
-
 # Fewer columns than those of the lists, so that names have room in 80 columns. A name begins with the task.
-_LOCKS: Final[list[Column]] = [
-    ("NAME", lambda view: view.name),
-    ("STATE", lambda view: ",".join(view.states)),
-    ("TASK ID", lambda view: view.task_id or "-"),
-    ("WORKER", lambda view: worker_of(view) or "-"),
-    ("AGE", lambda view: _age(view.at - view.since)),
-    ("WAITERS", lambda view: view.waiting),
-]
-_WAITERS: Final[list[Column]] = [
-    ("NAME", lambda one: one.name),
-    ("PLACE", lambda one: one.position),
-    ("STATE", lambda one: one.state),
-    ("TASK ID", lambda one: one.task_id or "-"),
-    ("AGE", lambda one: _age(time.time() - one.since)),
-]
+_AGE: Final = Fact("age", "Age", "span", lambda view: view.at - view.since)
+_LOCKS: Final = [*LOCKS.pick("name", "states", "task_id", "worker"), _AGE, *LOCKS.pick("waiting")]
+_WAITERS: Final = WAITERS.pick("name", "position", "state", "task_id", "age")
 #: Lines of the view beside the rows of its tables: titles, headings, the line of counts and a blank one.
 _FRAME: Final = 8
 #: The largest number of waiters, unknown outcomes and dead letters that are counted for a view.
@@ -149,8 +131,8 @@ class View:
     def _read(self, rows: int) -> list[Any]:
         page = self._control.locks(**self._filter, limit=rows)
         waiters = [one for one in self._control.waiting(limit=_COUNTED) if self._task in (None, one.task)]
-        unknown = self._control.unknown_outcomes(task=self._task, limit=_COUNTED)
-        letters = self._control.dead_letters(task=self._task, limit=_COUNTED)
+        unknown = self._control.unknown_outcomes(task=self._task, limit=_COUNTED).items
+        letters = self._control.dead_letters(task=self._task, limit=_COUNTED).items
         views = sorted(page.items, key=lambda view: view.since)
         locks = f"{len(views)}{'+' if page.cursor else ''}"
         counts = " · ".join(
@@ -171,14 +153,15 @@ class View:
             *([self._table("Waiters", _WAITERS, waiters, shown)] if waiters else []),
         ]
 
-    def _table(self, title: str, columns: list[Column], items: list[Any], rows: int) -> Any:
+    def _table(self, title: str, columns: list[Fact], items: list[Any], rows: int) -> Any:
         table = self._rich.Table(title=title, title_justify="left", box=None)
-        for heading, _ in columns:
-            narrow = heading in {"STATE", "AGE", "PLACE", "WAITERS"}
+        for fact in columns:
+            heading = fact.title.upper()
+            narrow = fact.kind in ("states", "span", "number") or fact.key == "state"
             table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=len(heading) if narrow else None)
         for item in items[:rows]:
             # As Text, because rich would read [square brackets] of a string as its own markup.
-            table.add_row(*(self._rich.Text(printable(str(text(item)))) for _, text in columns))
+            table.add_row(*(self._rich.Text(printable(fact.text(item, shown_duration)) or "-") for fact in columns))
         if len(items) > rows:
             table.caption = f"and {len(items) - rows} more"
         return table

@@ -8,23 +8,14 @@ from typing import Any, Final
 
 import click
 
-from .output import Column, note
+from ..reports.tables import LEASES, WORKERS
+from .output import note
 from .session import NOTHING, UNAVAILABLE, Session
 
 __all__ = ["show_workers"]
 
-#: A row of the table is a worker and one of its leases; None for a worker without one.
-_COLUMNS: Final[list[Column]] = [
-    ("WORKER", lambda row: row[0].worker),
-    ("POOL", lambda row: row[0].pool or "-"),
-    ("VERSION", lambda row: row[0].version or "-"),
-    ("WATCHDOG", lambda row: row[0].watchdog or "-"),
-    ("NAME", lambda row: row[1].name if row[1] else f"({row[0].problem or 'holds nothing that matches'})"),
-    ("TASK", lambda row: row[1].task if row[1] else "-"),
-    ("TASK ID", lambda row: (row[1] and row[1].task_id) or "-"),
-    ("PID", lambda row: row[1].pid if row[1] else row[0].pid or "-"),
-    ("TTL", lambda row: f"{row[1].expires_in:.0f}" if row[1] else "-"),
-]
+#: What each row tells of the worker, before one of its leases.
+_OF_WORKER: Final = WORKERS.pick("worker", "pool", "version", "watchdog")
 
 
 def show_workers(opened: Session, task: str | None, name: str | None) -> None:
@@ -34,13 +25,21 @@ def show_workers(opened: Session, task: str | None, name: str | None) -> None:
         return task in (None, lease.task) and (name is None or fnmatch.fnmatchcase(lease.name, name))
 
     found = opened.control.workers()
-    views: list[Any] = [dataclasses.replace(view, leases=tuple(filter(wanted, view.leases))) for view in found.workers]
-    opened.out.grouped(views, _COLUMNS, lambda view: [(view, lease) for lease in view.leases or (None,)])
+    views = [dataclasses.replace(view, leases=tuple(filter(wanted, view.leases))) for view in found.workers]
+    if opened.out.form:
+        opened.out.show_json(views, WORKERS)
+    else:
+        opened.out.show_rows([*_OF_WORKER, *LEASES.columns], [row for view in views for row in _rows(view)])
     for view in found.workers:
         if view.held > len(view.leases):
             note(f"{view.worker} holds {view.held} locks, and names the first {len(view.leases)}")
-        if view.watchdog in {"late", "dead"}:
-            note(f"{view.worker}: its watchdog is {view.watchdog}, so its leases may be lost")
     if found.problem:
         note(found.problem)
         click.get_current_context().exit(UNAVAILABLE if found.unreachable else NOTHING)
+
+
+def _rows(view: Any) -> list[list[str]]:
+    """Return a row for each lease; one for a worker without a lease."""
+    nothing = [f"({LEASES.empty})", *[""] * (len(LEASES.columns) - 1)]
+    leases = [[fact.text(lease) for fact in LEASES.columns] for lease in view.leases] or [nothing]
+    return [[*(fact.text(view) for fact in _OF_WORKER), *lease] for lease in leases]

@@ -18,8 +18,8 @@ from ..store.operator_model import (
     Waiter,
     Waiting,
 )
-from .actions import ActionRefused, LockControl
 from .explanation import Explanation
+from .lock_control import ActionRefused, LockControl
 from .summary import Counts, Health
 from .ticks import TickView
 from .workers import HeldLease, Workers, WorkerView

@@ -18,6 +18,7 @@ from ..store.holder_model import shown_time
 from ..store.model import CUT
 from ..store.operator_model import ClaimView, DeadLetter, HolderView, LockView, RunView, Waiter
 from ..utils.background import begin_thread
+from .scanning import scan_all
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -61,16 +62,25 @@ class Explanation:
     refused_by: str = ""
 
     @property
+    def names(self) -> list[str]:
+        """The names of the locks that it holds, awaits or claims, in which it ran, and of the one that refused it."""
+        places: list[Any] = [*self.holds, *self.waits, *self.dead_letters, *self.runs, *self.claims]
+        return sorted({place.name for place in places} | ({self.refused_by} - {""}))
+
+    @property
     def found(self) -> bool:
         """Whether anything is known about this task id."""
-        places = (self.holds, self.waits, self.dead_letters, self.runs, self.claims)
-        return any(places) or self.result not in ("", states.PENDING)
+        return bool(self.names) or self.result not in ("", states.PENDING)
 
 
 def explain(app: Celery, store: OperatorStore, task_id: str) -> Explanation:
     """Return what became of a call."""
     short = task_id[:CUT]
-    views = list(_views(store, short))
+
+    def names_it(view: LockView) -> bool:
+        return short in [one.task_id[:CUT] for one in (view.holder, view.claim) if one]
+
+    views = list(scan_all(store, ("held", "granted", "kept", "claimed"), names_it))
     holds = [view for view in views if view.holder and view.holder.task_id == short]
     claims = [view.claim for view in views if view.claim and view.claim.task_id == task_id]
     waits = [
@@ -100,22 +110,6 @@ def _nothing(task_id: str) -> tuple[str, ...]:
         "else it is still in the broker, or it has ended and its result is not stored or has expired",
         "or its worker died while it ran and its message was acknowledged before",
     )
-
-
-def _views(store: OperatorStore, task_id: str) -> Iterator[LockView]:
-    cursor = ""
-    while True:
-        page = store.scan(
-            ("held", "granted", "kept", "claimed"),
-            cursor,
-            1000,
-            lambda _: True,
-            lambda view: task_id in [one.task_id[:CUT] for one in (view.holder, view.claim) if one],
-        )
-        yield from page.items
-        cursor = page.cursor
-        if not cursor:
-            return
 
 
 class _Result(NamedTuple):

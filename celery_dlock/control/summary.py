@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import StoreUnavailable
-from ..store.operator_model import LockView
+from .scanning import scan_all
 
 if TYPE_CHECKING:
     from ..store.operator import OperatorStore
+    from ..store.operator_model import LockView
 
 __all__ = ["Counts", "Health", "counts", "health"]
 
@@ -75,7 +76,7 @@ def counts(store: OperatorStore, each: Callable[[LockView], object]) -> Counts:
     """
     now = store.now()
     locks, claims, waiting, endless = _Tally(), _Tally(), _Tally(), 0
-    for view in _every(store):
+    for view in scan_all(store, ("held", "granted", "kept", "claimed")):
         each(view)
         endless += view.without_expiry
         if view.holder:
@@ -136,16 +137,3 @@ class _Tally:
 
     def ages(self, now: float) -> dict[str, float]:
         return {task: max(0.0, now - since) for task, since in self._oldest.items()}
-
-
-def _every(store: OperatorStore) -> Iterator[LockView]:
-    cursor, seen = "", set[str]()
-    while True:
-        page = store.scan(("held", "granted", "kept", "claimed"), cursor, 1000, lambda _: True, lambda _: True)
-        for view in page.items:
-            if view.name not in seen:
-                seen.add(view.name)
-                yield view
-        cursor = page.cursor
-        if not cursor:
-            return

@@ -13,7 +13,7 @@ from django.urls import NoReverseMatch, path, reverse
 
 from ..control import LockControl
 from ..errors import DLockError
-from ..reports.facts import facts_of
+from ..reports.tables import LOCKS
 from . import models
 from .celery_app import celery_app
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LockAdminMixin"]
 
 #: The facts that the page of an object shows.
-_SHOWN = ("name", "states", "holder", "since", "operator", "waiters", "next call")
+_SHOWN = ("name", "states", "holder", "holder.since", "holder.operator", "waiting", "next_call")
 _NOT_MOUNTED = "The dashboard is not mounted: add path('locks/', include('celery_dlock.django.urls')) to your urls.py."
 
 
@@ -97,12 +97,12 @@ class LockAdminMixin:
                 return {}
             name = lock if isinstance(lock, str) else lock.name
             with LockControl(celery_app()) as control:
-                facts = dict(facts_of(control.lock(name)))
+                view = control.lock(name)
         except DLockError as error:
             return {"error": str(error)}
         may_see = request.user.has_perm("celery_dlock.view_lock")
         return {
-            "facts": [(label, facts[label]) for label in _SHOWN if label in facts],
+            "facts": [(fact.title, text) for fact in LOCKS.details if fact.key in _SHOWN and (text := fact.text(view))],
             "url": dashboard_url("lock", name=name) if may_see else "",
         }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import models
 
-from ..control.actions import ACTIONS
+from ..reports.actions import ACTIONS
 
 __all__ = ["Lock"]
 

@@ -1,16 +1,17 @@
-"""The checks as items of a list: the store's setup, what waits for a decision in it, and the queues of the app."""
+"""The checks of ``dlock check``: the store's setup, what waits for a decision in it, and the queues of the app."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from ..control import Counts, Health
 
-__all__ = ["MAX_HOLD", "MAX_WAIT", "check_item", "limit_items", "queue_items", "store_items"]
+__all__ = ["Check", "checks_of", "limit_checks", "queue_checks", "store_checks"]
 
 #: Seconds by which the clock of a server may differ.
 CLOCK: Final = 1.0
@@ -20,48 +21,68 @@ MAX_WAIT, MAX_HOLD = 600.0, 6 * 3600.0
 MIN_DELIVERY_LIMIT: Final = 5
 
 
-def check_item(name: str, found: str, *, problem: bool) -> dict[str, Any]:
-    """Return the item of one check."""
-    return {"check": name, "result": "PROBLEM" if problem else "ok", "found": found}
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check.
+
+    Args:
+        check: Its name.
+        found: What it found.
+        problem: Whether that is a problem.
+    """
+
+    check: str
+    found: str
+    problem: bool = False
+
+    @property
+    def result(self) -> str:
+        """The result, as lists show it."""
+        return "PROBLEM" if self.problem else "ok"
 
 
-def store_items(health: Health) -> Iterator[dict[str, Any]]:
+def checks_of(app: Celery, health: Health, counts: Counts, **limits: float) -> list[Check]:
+    """Return all checks of a store that answers. The limits are those of :func:`limit_checks`."""
+    return [*store_checks(health), *limit_checks(counts, **limits), *queue_checks(app)]
+
+
+def store_checks(health: Health) -> Iterator[Check]:
     """Yield the checks of the setup of a store."""
     if not health.up:
-        yield check_item("store", health.error, problem=True)
+        yield Check("store", health.error, problem=True)
         return
-    yield check_item("store", "it answers", problem=False)
+    yield Check("store", "it answers")
     evicts = health.eviction not in ("noeviction", "")
-    yield check_item("eviction", health.eviction or "unknown", problem=evicts)
+    yield Check("eviction", health.eviction or "unknown", problem=evicts)
     durable = "survives a restart" if health.durable else "is lost at a restart of the store"
-    yield check_item("persistence", f"the data {durable}", problem=False)
-    yield check_item("replicas", "unknown" if health.replicas is None else str(health.replicas), problem=False)
+    yield Check("persistence", f"the data {durable}")
+    yield Check("replicas", "unknown" if health.replicas is None else str(health.replicas))
     for server, offset in health.clock_offsets.items():
-        yield check_item(f"clock {server}".strip(), f"{offset:+.3f} s", problem=abs(offset) > CLOCK)
+        yield Check(f"clock {server}".strip(), f"{offset:+.3f} s", problem=abs(offset) > CLOCK)
 
 
-def limit_items(
+def limit_checks(
     counts: Counts,
     *,
     max_wait: float = MAX_WAIT,
     max_hold: float = MAX_HOLD,
-    max_dead: int = 0,
-    max_unknown: int = 0,
-) -> Iterator[dict[str, Any]]:
+    max_dead: float = 0,
+    max_unknown: float = 0,
+) -> Iterator[Check]:
     """Yield the checks of what is in a store. These counts could be made, so the user has the rights to see it."""
-    yield check_item("rights", "this user can see all locks", problem=False)
+    yield Check("rights", "this user can see all locks")
     wait, hold = (max(ages.values(), default=0.0) for ages in (counts.oldest_wait, counts.oldest_hold))
     waiters, locks = (sum(number.values()) for number in (counts.waiting, counts.locks))
-    yield check_item("oldest waiter", f"{wait:.0f} s of {waiters} waiters", problem=wait > max_wait)
-    yield check_item("oldest lock", f"{hold:.0f} s of {locks} locks", problem=hold > max_hold)
+    yield Check("oldest waiter", f"{wait:.0f} s of {waiters} waiters", problem=wait > max_wait)
+    yield Check("oldest lock", f"{hold:.0f} s of {locks} locks", problem=hold > max_hold)
     dead, unknown = sum(counts.dead_letters.values()), sum(counts.unknown_outcomes.values())
-    yield check_item("dead letters", str(dead), problem=dead > max_dead)
-    yield check_item("unknown outcomes", str(unknown), problem=unknown > max_unknown)
+    yield Check("dead letters", str(dead), problem=dead > max_dead)
+    yield Check("unknown outcomes", str(unknown), problem=unknown > max_unknown)
     endless = counts.without_expiry
-    yield check_item("expiries", f"{endless} keys lack theirs" if endless else "each key has one", problem=endless > 0)
+    yield Check("expiries", f"{endless} keys lack theirs" if endless else "each key has one", problem=endless > 0)
 
 
-def queue_items(app: Celery) -> Iterator[dict[str, Any]]:
+def queue_checks(app: Celery) -> Iterator[Check]:
     """Yield the checks of the queues that the app declares, if its broker is RabbitMQ.
 
     A quorum queue drops a message at its delivery limit. Over AMQP, only the declared arguments are visible: a policy
@@ -80,4 +101,4 @@ def queue_items(app: Celery) -> Iterator[dict[str, Any]]:
             found = "quorum queue, no delivery limit declared: 20 in RabbitMQ 4, none in RabbitMQ 3, or a policy's"
         else:
             found = f"quorum queue, delivery limit {limit}, or a policy's if that is lower"
-        yield check_item(f"queue {name}", found, problem=limit is not None and limit < MIN_DELIVERY_LIMIT)
+        yield Check(f"queue {name}", found, problem=limit is not None and limit < MIN_DELIVERY_LIMIT)

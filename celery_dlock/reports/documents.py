@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
 
-__all__ = ["VERSION", "document", "iso", "row_of"]
+__all__ = ["TIMES", "VERSION", "document", "iso", "row_of"]
 
 #: The version of the JSON documents.
 VERSION: Final = 1
 #: Fields that are times. All other numbers with a fraction are seconds.
-_TIMES: Final = frozenset({"since", "at", "due"})
+TIMES: Final = frozenset({"since", "at", "due"})
 
 
 def iso(seconds: float) -> str:
@@ -24,7 +24,7 @@ def row_of(item: Any) -> Any:
     """Return an item as JSON shows it: times as ISO 8601, durations in seconds."""
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         facts = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-        return {name: iso(value) or None if name in _TIMES else row_of(value) for name, value in facts.items()}
+        return {name: iso(value) or None if name in TIMES else row_of(value) for name, value in facts.items()}
     if isinstance(item, Mapping):
         return {key: row_of(value) for key, value in item.items()}
     if isinstance(item, list | tuple):
@@ -32,13 +32,13 @@ def row_of(item: Any) -> Any:
     return round(item, 3) if isinstance(item, float) else item
 
 
-def document(items: Sequence[Any], store: str, cursor: str = "") -> dict[str, Any]:
+def document(rows: Sequence[Any], store: str, cursor: str = "") -> dict[str, Any]:
     """Return the document of a list.
 
     Args:
-        items: The items.
+        rows: Its items, as JSON shows them.
         store: The location of the store, without its password.
         cursor: The cursor of the next page; "" after the last one.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    return {"version": VERSION, "at": now, "store": store, "items": row_of(list(items)), "cursor": cursor or None}
+    return {"version": VERSION, "at": now, "store": store, "items": rows, "cursor": cursor or None}

@@ -1,86 +1,86 @@
-"""Everything about one lock name, as lines of a name and a value."""
+"""Facts about the items of a list: their keys, their names, and their values as text and in JSON."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from .documents import iso
+from .documents import iso, row_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+__all__ = ["Fact", "Kind", "Table"]
 
-    from ..control import HolderView, LockView, Waiter
-
-__all__ = ["facts_of", "next_call", "seconds_left", "worker_of"]
-
-Facts = list[tuple[str, object]]
+#: How a value is shown. "copy": a text that operators copy. "lock" and "call": a link to the page of that.
+Kind = Literal["text", "number", "time", "span", "states", "copy", "lock", "call"]
 
 
-def worker_of(view: LockView) -> str:
-    """Return the worker, the operator or the publisher that a list shows for a lock name."""
-    if view.holder:
-        return view.holder.worker or view.holder.operator
-    return view.run.worker if view.run else view.claim.publisher if view.claim else ""
-
-
-def seconds_left(view: LockView) -> float:
-    """Return the seconds until the holder's lease, the run mark or the claim ends."""
-    return next((one.expires_in for one in (view.holder, view.run, view.claim) if one), 0.0)
-
-
-def facts_of(view: LockView, waiters: Iterable[Waiter] = ()) -> Facts:
-    """Return the facts of a lock name.
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact about an item: a column of its list, or a line of its page.
 
     Args:
-        view: The view of the name.
-        waiters: The waiters to show.
+        key: The place of its value in the item and in its JSON document, such as ``holder.token``.
+        title: Its name for people.
+        kind: How it is shown.
+        of: Returns its value. Default: what ``key`` names, None if a part of that is None.
+        bad: Returns whether the value needs attention.
     """
-    facts: Facts = [("name", view.name), ("states", ", ".join(view.states) or "free")]
-    if view.holder:
-        facts += _holder_facts(view.holder)
-    if view.run:
-        run = view.run
-        facts.append(("last run", f"{run.state} by {run.task}[{run.task_id}] on {run.worker} since {iso(run.since)}"))
-        facts.append(("idempotency key", run.idempotency_key))
-    if view.claim:
-        claim = view.claim
-        who = f"{claim.task}[{claim.task_id}]"
-        facts.append(("claimed by", f"{who}, published by {claim.publisher} at {iso(claim.since)}"))
-    facts.append(("waiters", view.waiting))
-    for waiter in waiters:
-        due = f" ({waiter.state}, due at {iso(waiter.due)})" if waiter.due else ""
-        facts.append((f"waiter {waiter.position}", f"{waiter.task}[{waiter.task_id}] since {iso(waiter.since)}{due}"))
-    if view.has_dead_letters:
-        facts.append(("dead letters", "see dlock dead"))
-    return [*facts, ("next call", next_call(view))]
+
+    key: str
+    title: str
+    kind: Kind = "text"
+    of: Callable[[Any], Any] | None = None
+    bad: Callable[[Any], bool] = lambda _: False
+
+    def value(self, item: Any) -> Any:
+        """Return the value; None or "" if the item has none."""
+        if self.of:
+            return self.of(item)
+        for part in self.key.split("."):
+            item = None if item is None else getattr(item, part)
+        return item
+
+    def text(self, item: Any, span: Callable[[float], str] = "{:.0f}".format) -> str:
+        """Return the value as text; "" if the item has none.
+
+        Args:
+            item: The item.
+            span: Formats durations.
+        """
+        value = self.value(item)
+        if self.kind == "states":
+            return ", ".join(value) or "free"
+        if value is None:
+            return ""
+        return iso(value) if self.kind == "time" else span(value) if self.kind == "span" else str(value)
 
 
-def _holder_facts(holder: HolderView) -> Facts:
-    who = f"{holder.task}[{holder.task_id}]" if holder.task_id else holder.operator or "a Lock"
-    facts: Facts = [
-        ("holder", f"{who} on {holder.worker} (process {holder.pid})" if holder.worker else who),
-        ("acquisition", holder.acquisition),
-        ("since", iso(holder.since)),
-        ("expires in", f"{holder.expires_in:.1f} s"),
-    ]
-    if holder.state == "held":
-        facts.append(("token", holder.token))
-        facts.append(("alive", "yes: renewed within half its ttl" if holder.fresh else "unknown: not renewed lately"))
-    if holder.kept_by:
-        facts.append(("kept by", holder.kept_by))
-    if holder.operator:
-        facts.append(("operator", f"{holder.operator}: {holder.reason}"))
-    return facts
+class Table(NamedTuple):
+    """A list of items of one type.
 
+    Args:
+        columns: The facts that the list shows.
+        empty: The text in place of an empty list.
+        details: The facts that the page of one item shows.
+    """
 
-def next_call(view: LockView) -> str:
-    """Return what the next call of a lock name meets."""
-    states = {
-        "granted": "waits: the lock is reserved for a waiter",
-        "held": "meets a held lock: its policy decides (on_conflict)",
-        "kept": "meets a held lock: its policy decides (on_conflict)",
-        "used": "does not run: an earlier run succeeded (once_per)",
-        "unknown": "fails with UnknownOutcome if after_crash is 'hold', and runs if it is 'run'",
-        "claimed": "is refused when it is published (unique)",
-    }
-    return next((text for state, text in states.items() if state in view.states), "runs")
+    columns: tuple[Fact, ...]
+    empty: str = ""
+    details: tuple[Fact, ...] = ()
+
+    def pick(self, *keys: str) -> list[Fact]:
+        """Return the columns with these keys, in this order."""
+        columns = {fact.key: fact for fact in self.columns}
+        return [columns[key] for key in keys]
+
+    def rows(self, items: Any) -> list[Any]:
+        """Return the items as JSON shows them: their fields, and their facts that are no fields."""
+        return [self._row(item) for item in items]
+
+    def _row(self, item: Any) -> dict[str, Any]:
+        row: dict[str, Any] = row_of(item)
+        for fact in (*self.columns, *self.details):
+            if fact.key.partition(".")[0] not in row:
+                value = fact.value(item)
+                row[fact.key] = iso(value) or None if fact.kind == "time" else row_of(value)
+        return row

@@ -13,7 +13,7 @@ from .location import StoreLocation, safe_error_text
 
 if TYPE_CHECKING:
     from .base import LockStore
-    from .memory.store import MemoryStore
+    from .engine.store import EngineStore
     from .operator import OperatorStore
     from .redis.topology import Topology
     from .server_model import Quarantine
@@ -115,12 +115,12 @@ def open_operator_store(locations: Sequence[StoreLocation], *, timeout: float, p
     return RedisOperatorStore(_topology(locations[0], timeout), prefix)
 
 
-def _memory_store(location: StoreLocation, prefix: str) -> MemoryStore:
-    from .memory.records import Memory  # noqa: PLC0415  # not at import time
-    from .memory.store import MemoryStore  # noqa: PLC0415  # not at import time
+def _memory_store(location: StoreLocation, prefix: str) -> EngineStore:
+    from .engine.store import EngineStore  # noqa: PLC0415  # not at import time
+    from .memory.backend import MemoryBackend  # noqa: PLC0415  # not at import time
 
     # The location belongs to the settings of one app, so two apps share no data. setdefault is atomic.
-    return MemoryStore(location.shared.setdefault(f"memory {prefix}", Memory()))
+    return EngineStore(location.shared.setdefault(f"memory {prefix}", MemoryBackend()))
 
 
 def _topology(location: StoreLocation, timeout: float, names: dict[str, str] | None = None) -> Topology:

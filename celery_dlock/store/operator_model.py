@@ -74,6 +74,10 @@ class HolderView:
     releasing: bool = False
     hold: str = ""
 
+    def __str__(self) -> str:
+        who = f"{self.task}[{self.task_id}]" if self.task_id else self.operator or "a Lock"
+        return f"{who} on {self.worker} (process {self.pid})" if self.worker else who
+
 
 @dataclass(frozen=True, slots=True)
 class RunView:
@@ -129,6 +133,9 @@ class ClaimView:
     expires_in: float
     generation: int
 
+    def __str__(self) -> str:
+        return f"{self.task}[{self.task_id}], published by {self.publisher} at {shown_time(self.since)}"
+
 
 @dataclass(frozen=True, slots=True)
 class LockView:
@@ -171,6 +178,18 @@ class LockView:
         """The time since which the holder, the last run or the claim is what it is; 0.0 if there is none."""
         return next((view.since for view in (self.holder, self.run, self.claim) if view), 0.0)
 
+    @property
+    def expires_in(self) -> float | None:
+        """The seconds until the holder's lease, else the run mark, else the claim ends; None if there is none."""
+        return next((view.expires_in for view in (self.holder, self.run, self.claim) if view), None)
+
+    @property
+    def worker(self) -> str:
+        """The worker or operator that holds it, else the last run's worker, else the publisher of the claim; or ""."""
+        if self.holder:
+            return self.holder.worker or self.holder.operator
+        return self.run.worker if self.run else self.claim.publisher if self.claim else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
@@ -199,7 +218,8 @@ class Waiter:
     due: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.task}[{self.task_id}] waiting since {shown_time(self.since)}"
+        due = f" ({self.state}, due at {shown_time(self.due)})" if self.due else ""
+        return f"{self.task}[{self.task_id}] waiting since {shown_time(self.since)}{due}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +286,11 @@ class Page(Generic[T]):
     Args:
         items: The items.
         cursor: The cursor of the next page; "" after the last page.
-        scanned: The number of keys that were looked at for this page.
-        keys: The number of keys in the store, for a progress display.
+        scanned: The number of keys that were scanned for this page; 0 if the list has an index.
+        keys: The number of keys in the store, for a progress display; 0 if the list has an index.
     """
 
     items: Sequence[T]
-    cursor: str
-    scanned: int
-    keys: int
+    cursor: str = ""
+    scanned: int = 0
+    keys: int = 0

@@ -19,10 +19,11 @@ from ..keys.lock_name import BUCKETS, ONE_LOCK, UNKNOWN_SEATS, LockName, one_sea
 from ..locking.events import Event
 from ..runtime import Runtime
 from ..store.base import ReleaseRequest
-from ..store.memory.records import Memory
-from ..store.memory.store import MemoryStore
+from ..store.engine.store import EngineStore
+from ..store.memory.backend import MemoryBackend
 from ..store.model import Acquired, AcquireRequest, Identity, Requester
 from ..store.operator_model import Waiter
+from ..store.rules.records import Records
 from .clock import TravellingClock
 from .hand_worker import HandWorker
 from .others import ELSEWHERE, NotFreeError, ask_to_stop, name_of, requester_of, settings
@@ -120,14 +121,16 @@ class DLockKit:
     # -- the store
 
     @property
-    def _store(self) -> MemoryStore:
+    def _store(self) -> EngineStore:
         store = self._runtime.lock_store
-        assert isinstance(store, MemoryStore)
+        assert isinstance(store, EngineStore)
         return store
 
     @property
-    def _memory(self) -> Memory:
-        return self._store.memory
+    def _memory(self) -> MemoryBackend:
+        memory = self._store.backend
+        assert isinstance(memory, MemoryBackend)
+        return memory
 
     def _move_others(self, seconds: float) -> None:
         self._memory.clock.travel(seconds)
@@ -138,13 +141,12 @@ class DLockKit:
     def _names(self) -> list[LockName]:
         """Return all lock names. A name with seats (``limit``) has ``seats=0``, which means all of its seats."""
         with self._memory.step():
-            names = [name for name, _ in self._memory.names()]
+            names = [LockName(text, bucket) for bucket, text in sorted(self._memory.names)]
         return [name if self._store.seats(name) == 1 else name._replace(seats=UNKNOWN_SEATS) for name in names]
 
     def _locks(self, name: LockName) -> list[LockName]:
         """Return the held locks of a name: its one lock or, with a ``limit``, those of its seats."""
-        with self._memory.step():
-            seats = sorted(self._memory.data(name).locks)
+        seats = self._store.run(name, Records.taken_seats)
         return [one_seat(name, seat) if seat else name._replace(seats=1) for seat in seats]
 
     def _acquisition(self) -> str:
@@ -270,8 +272,7 @@ class DLockKit:
     def crashed(self, task: SingletonTask, *args: Any, **kwargs: Any) -> str:
         """Record an earlier run of this call, in another worker, whose process died. Return the task id of that run."""
         name, _, task_id, _ = self._begin_earlier_run(task, args, kwargs)
-        with self._memory.records(name) as records:
-            records.drop_lock()
+        self._store.run(name, Records.drop_lock)
         return task_id
 
     def lose(self, task: SingletonTask | str, *args: Any, **kwargs: Any) -> None:
@@ -279,14 +280,16 @@ class DLockKit:
 
         If the task has a ``limit``, all calls of this name lose their seats, except those that :meth:`held` plays.
         """
-        name, lost = name_of(task, args, kwargs), False
-        for lock in self._locks(name):
-            with self._memory.records(lock) as records:
-                found = records.lock()
-                if found is not None and (name.seats == ONE_LOCK or not found.acquisition.startswith(_OWNER)):
-                    records.drop_lock()
-                    lost = True
-        if not lost:
+        name = name_of(task, args, kwargs)
+
+        def drop(records: Records) -> bool:
+            found = records.lock()
+            if found is None or (name.seats != ONE_LOCK and found.acquisition.startswith(_OWNER)):
+                return False
+            records.drop_lock()
+            return True
+
+        if not sum(self._store.run(lock, drop) for lock in self._locks(name)):
             raise DLockError(f"cannot lose {name}: nothing holds its lock")
 
     def replace(self, task: SingletonTask, *args: Any, **kwargs: Any) -> str:
@@ -352,9 +355,11 @@ class DLockKit:
                 return
 
     def _is_unpublished(self, name: LockName) -> bool:
-        with self._memory.step():
-            locks = [held.lock for held in self._memory.data(name).locks.values()]
-        return any(lock.due is not None and not lock.published for lock in locks)
+        def granted(records: Records) -> bool:
+            locks = (records.seat(seat).lock() for seat in records.taken_seats())
+            return any(lock is not None and lock.due is not None and not lock.published for lock in locks)
+
+        return self._store.run(name, granted)
 
     # -- the queue
 

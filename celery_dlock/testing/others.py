@@ -14,7 +14,7 @@ from ..keys.lock_name import LockName
 from ..messaging.results import CallSkipped
 from ..runtime import Runtime
 from ..store.base import ReleaseRequest
-from ..store.memory.store import MemoryStore
+from ..store.engine.store import EngineStore
 from ..store.model import REPLACE_MAX_MS, Acquired, AcquireRequest, Identity, Parked, QueueRequest, Requester
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def requester_of(task: SingletonTask | str) -> Requester:
 
 
 def ask_to_stop(
-    runtime: Runtime, store: MemoryStore, name: LockName, task: SingletonTask, acquisition: str, ttl_ms: int
+    runtime: Runtime, store: EngineStore, name: LockName, task: SingletonTask, acquisition: str, ttl_ms: int
 ) -> str:
     """Let a newer call of another worker ask the holder to stop, and remove that call. Return its task id.
 

@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError("the dashboard needs Starlette and Jinja2: pip install 'celery-dlock[web]'") from error
 
-from ..control.actions import ACTIONS
+from ..reports.actions import RIGHTS as ACTIONS
 from .access import Access, User, read_only
 from .dashboard import dashboard
 

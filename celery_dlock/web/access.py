@@ -9,8 +9,8 @@ from typing import Any, Final
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from ..control.actions import ACTIONS
 from ..errors import InvalidLockOptions
+from ..reports.actions import RIGHTS
 
 __all__ = ["Access", "User", "read_only", "rights_of", "user_of"]
 
@@ -37,16 +37,16 @@ async def rights_of(access: Access, request: Request) -> frozenset[str] | None:
         InvalidLockOptions: The function returned something else.
     """
     given = await _ask(access, request)
-    named = {"none": None, "read": frozenset[str](), "act": ACTIONS}
+    named = {"none": None, "read": frozenset[str](), "act": RIGHTS}
     if isinstance(given, str):
         if given in named:
             return named[given]
     elif isinstance(given, Iterable):
         found = frozenset(given)
-        if found <= ACTIONS:
+        if found <= RIGHTS:
             return found
     raise InvalidLockOptions(
-        f"access() returned {given!r}: expected 'none', 'read', 'act', or a set of {', '.join(sorted(ACTIONS))}"
+        f"access() returned {given!r}: expected 'none', 'read', 'act', or a set of {', '.join(sorted(RIGHTS))}"
     )
 
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from ..reports.checks import limit_items, queue_items, store_items
 from ..reports.documents import document
 from ..reports.durations import parse_duration
-from .board import Visit
-from .pages import cursor_of, place_of
+from ..reports.facts import Table
+from ..reports.tables import AUDIT, CHECKS, CLAIMS, DEAD_LETTERS, LOCKS, UNKNOWN_OUTCOMES, WAITERS, WORKERS
+from .state import Visit
 
 __all__ = ["RESOURCES"]
 
@@ -20,8 +20,8 @@ __all__ = ["RESOURCES"]
 MOST: Final = 10_000
 
 
-def _list(visit: Visit, items: Any, cursor: str = "") -> Response:
-    return JSONResponse(document(items, visit.board.store, cursor))
+def _list(visit: Visit, items: Any, table: Table, cursor: str = "") -> Response:
+    return JSONResponse(document(table.rows(items), visit.dashboard.store, cursor))
 
 
 def _limit(visit: Visit, default: int) -> int:
@@ -45,35 +45,29 @@ def locks(visit: Visit) -> Response:
         )
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
-    return _list(visit, page.items, page.cursor)
+    return _list(visit, page.items, LOCKS, page.cursor)
 
 
 def lock(visit: Visit) -> Response:
     """``celery dlock show NAME``."""
-    return _list(visit, [visit.control.lock(visit.query.get("name", ""))])
+    return _list(visit, [visit.control.lock(visit.query.get("name", ""))], LOCKS)
 
 
 def waiting(visit: Visit) -> Response:
     """``celery dlock queue``."""
-    return _list(visit, visit.control.waiting(visit.query.get("name"), limit=_limit(visit, 1000)))
+    return _list(visit, visit.control.waiting(visit.query.get("name"), limit=_limit(visit, 1000)), WAITERS)
 
 
 def unknown(visit: Visit) -> Response:
     """``celery dlock unknown``."""
-    limit = _limit(visit, 1000)
-    found = visit.control.unknown_outcomes(task=visit.query.get("task"), limit=limit + 1, after=place_of(visit))
-    cursor = cursor_of(found[limit - 1].name, found[limit - 1].tick) if len(found) > limit else ""
-    return _list(visit, found[:limit], cursor)
+    page = visit.read(visit.control.unknown_outcomes, _limit(visit, 1000))
+    return _list(visit, page.items, UNKNOWN_OUTCOMES, page.cursor)
 
 
 def dead(visit: Visit) -> Response:
     """``celery dlock dead``."""
-    query, limit = visit.query, _limit(visit, 1000)
-    found = visit.control.dead_letters(
-        query.get("name"), task=query.get("task"), limit=limit + 1, after=place_of(visit)
-    )  # fmt: skip
-    cursor = cursor_of(found[limit - 1].name, found[limit - 1].identity) if len(found) > limit else ""
-    return _list(visit, found[:limit], cursor)
+    page = visit.read(visit.control.dead_letters, _limit(visit, 1000))
+    return _list(visit, page.items, DEAD_LETTERS, page.cursor)
 
 
 def claims(visit: Visit) -> Response:
@@ -85,7 +79,7 @@ def claims(visit: Visit) -> Response:
         )  # fmt: skip
     except ValueError as error:
         raise HTTPException(400, str(error)) from error
-    return _list(visit, page.items, page.cursor)
+    return _list(visit, page.items, CLAIMS, page.cursor)
 
 
 def explain(visit: Visit) -> Response:
@@ -93,13 +87,13 @@ def explain(visit: Visit) -> Response:
     task_id = visit.query.get("id", "")
     if not task_id:
         raise HTTPException(400, "the task id is missing: /api/v1/explain?id=...")
-    visit.board.tasks()
-    return _list(visit, [visit.control.explain(task_id)])
+    visit.dashboard.tasks()
+    return _list(visit, [visit.control.explain(task_id)], Table(()))
 
 
 def audit(visit: Visit) -> Response:
     """``celery dlock audit``."""
-    return _list(visit, visit.control.audit(_limit(visit, 100)))
+    return _list(visit, visit.control.audit(_limit(visit, 100)), AUDIT)
 
 
 def workers(visit: Visit) -> Response:
@@ -107,13 +101,12 @@ def workers(visit: Visit) -> Response:
     found = visit.control.workers()
     if found.problem:
         raise HTTPException(503 if found.unreachable else 404, found.problem)
-    return _list(visit, found.workers)
+    return _list(visit, found.workers, WORKERS)
 
 
 def check(visit: Visit) -> Response:
     """``celery dlock check``."""
-    board = visit.board
-    return _list(visit, [*store_items(board.health()), *limit_items(board.counts()), *queue_items(board.app)])
+    return _list(visit, visit.dashboard.checks(), CHECKS)
 
 
 RESOURCES: Final[Mapping[str, Callable[[Visit], Response]]] = {

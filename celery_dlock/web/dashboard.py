@@ -17,13 +17,13 @@ from starlette.staticfiles import StaticFiles
 
 from ..errors import DLockError, LockKeyError, StoreUnavailable
 from .access import Access, User, read_only
-from .actions import FORMS, acting
 from .api import RESOURCES
-from .board import FOLDER, Board, Visit, root_of
+from .forms import FORMS, acting
 from .headers import SecurityHeaders
 from .hosts import Hosts, KnownHosts
 from .metrics import metrics
 from .pages import PAGES
+from .state import FOLDER, DashboardState, Visit, root_of
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -57,17 +57,17 @@ def dashboard(
             (Redlock).
         NoLockStore: No setting names a store.
     """
-    known, board = Hosts(hosts), Board(app, access, user)
+    known, state = Hosts(hosts), DashboardState(app, access, user)
     routes: list[BaseRoute] = [
-        *(_reading(board, path, work) for path, work in {**PAGES, **RESOURCES}.items()),
-        *(Route(f"/do/{verb}", acting(board, verb), methods=["POST"]) for verb in FORMS),
-        _reading(board, "/metrics", metrics(board)),
-        Route("/healthz", _alive(board)),
+        *(_reading(state, path, work) for path, work in {**PAGES, **RESOURCES}.items()),
+        *(Route(f"/do/{verb}", acting(state, verb), methods=["POST"]) for verb in FORMS),
+        _reading(state, "/metrics", metrics(state)),
+        Route("/healthz", _alive(state)),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),
     ]
     handlers: dict[Any, Any] = {
-        HTTPException: _failed(board),
-        DLockError: _failed(board),
+        HTTPException: _failed(state),
+        DLockError: _failed(state),
     }
     middleware = [Middleware(SecurityHeaders), Middleware(KnownHosts, known)]
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
@@ -77,24 +77,24 @@ def dashboard(
 _SLOW = frozenset({"/metrics", "/workers", "/api/v1/workers"})
 
 
-def _reading(board: Board, path: str, work: Callable[[Visit], Response]) -> Route:
-    run = board.threads.run_slow if path in _SLOW else board.threads.ask_store
+def _reading(state: DashboardState, path: str, work: Callable[[Visit], Response]) -> Route:
+    run = state.threads.run_slow if path in _SLOW else state.threads.ask_store
 
     async def endpoint(request: Request) -> Response:
-        return await run(work, await board.visit(request))
+        return await run(work, await state.visit(request))
 
     return Route(path, endpoint)
 
 
-def _alive(board: Board) -> Callable[[Request], Awaitable[Response]]:
+def _alive(state: DashboardState) -> Callable[[Request], Awaitable[Response]]:
     """Answer probes, without asking for rights: it says only whether the store answers.
 
     All probes share one attempt, and none waits longer than the timeout of a command.
     """
 
     async def healthz(_request: Request) -> Response:
-        attempt = board.probe.attempt()
-        left = attempt.began + board.timeout - time.monotonic()
+        attempt = state.probe.attempt()
+        left = attempt.began + state.timeout - time.monotonic()
         try:
             up = attempt.answer.done() or await asyncio.wait_for(asyncio.wrap_future(attempt.answer), max(0.0, left))
         except asyncio.TimeoutError:
@@ -129,7 +129,7 @@ _TITLES = {
 }
 
 
-def _failed(board: Board) -> Callable[[Request, Exception], Response]:
+def _failed(state: DashboardState) -> Callable[[Request, Exception], Response]:
     """Return the page, or the document, of an error. It never shows a traceback."""
 
     def answer(request: Request, error: Exception) -> Response:
@@ -137,12 +137,12 @@ def _failed(board: Board) -> Callable[[Request, Exception], Response]:
         text = str(getattr(error, "detail", error))
         root = root_of(request)
         if isinstance(error, StoreUnavailable):
-            text = f"{board.store}: {text}"
+            text = f"{state.store}: {text}"
         headers = getattr(error, "headers", None)
         if request.scope["path"].removeprefix(root).startswith("/api/"):
             return JSONResponse({"version": 1, "error": text}, status, headers)
         title = _TITLES.get(status, "This did not work")
-        page = board.render("error.html", root=root, title=title, text=text, back=getattr(error, "back", ""))
+        page = state.render("error.html", root=root, title=title, text=text, back=getattr(error, "back", ""))
         return Response(page, status, headers, "text/html")
 
     return answer

@@ -12,18 +12,18 @@ from starlette.responses import Response
 from ..errors import InvalidLockOptions
 from ..metrics import StoreCollector
 from ..metrics.worker import import_prometheus
-from .board import Board, Visit
+from .state import DashboardState, Visit
 
 __all__ = ["metrics"]
 
 
-def metrics(board: Board) -> Callable[[Visit], Response]:
+def metrics(dashboard: DashboardState) -> Callable[[Visit], Response]:
     """Return the page of the metrics. Without ``prometheus_client`` it is not found."""
 
     @cache
     def registry() -> Any:
         made = import_prometheus().CollectorRegistry(auto_describe=False)
-        made.register(StoreCollector(board.app))
+        made.register(StoreCollector(dashboard.app))
         return made
 
     def page(visit: Visit) -> Response:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ..control import Counts, LockView, Workers
-from ..reports.checks import limit_items, queue_items, store_items
+from ..control import Counts, LockView, Page, Workers
+from ..reports.actions import DONE
 from ..reports.durations import parse_duration
-from ..reports.facts import facts_of
 from ..reports.options import option_lines
+from ..reports.tables import COUNTS, LOCKS
 from ..store.operator_model import STATES
-from .board import Visit
+from .state import Visit
 
 __all__ = ["PAGES"]
 
@@ -32,40 +32,27 @@ WAITERS: Final = (100, 1000, 10_000)
 _FILTERS: Final = frozenset({"name", "task", "older", "size", "state"})
 #: Seconds that the page of tasks waits for the answers of workers, which come after 1 s if the broker answers.
 WORKERS_WITHIN: Final = 2.0
-#: The result of an action, as the page after it shows it.
-DONE: Final = {
-    "release": "The lock is released.",
-    "hold": "The lock is held.",
-    "hold_later": "The lock will be held when its present holder releases it.",
-    "unhold": "The hold has ended.",
-    "resolve": "The outcome is settled.",
-    "forget": "The run mark is deleted.",
-    "requeue": "The dead letter is back in its queue.",
-    "drop": "The message is dropped; its result is REVOKED.",
-    "drop_claim": "The claim is deleted.",
-}
 
 
 def overview(visit: Visit) -> Response:
     """Show how much there is of everything."""
-    health = visit.board.health()
-    counts = visit.board.counts()
+    health = visit.dashboard.health()
+    counts = visit.dashboard.counts()
     return visit.page(
         "overview.html",
         health=health,
-        sums={name: sum(getattr(counts, name).values()) for name in _NUMBERS},
+        sums={fact.key: sum(fact.value(counts).values()) for fact in COUNTS.columns},
         oldest={name: max(getattr(counts, name).values(), default=0.0) for name in _AGES},
         rows=list(_by_task(counts)),
-        losses=_losses(visit.board.workers()),
+        losses=_losses(visit.dashboard.workers()),
     )
 
 
-_NUMBERS: Final = ("locks", "waiting", "dead_letters", "unknown_outcomes", "claims")
 _AGES: Final = ("oldest_hold", "oldest_wait", "oldest_unknown")
 
 
 def _by_task(counts: Counts) -> Iterator[tuple[str, list[int]]]:
-    every: list[Mapping[str, int]] = [getattr(counts, name) for name in _NUMBERS]
+    every: list[Mapping[str, int]] = [fact.value(counts) for fact in COUNTS.columns]
     for task in sorted({task for one in every for task in one}):
         yield task, [one.get(task, 0) for one in every]
 
@@ -112,24 +99,26 @@ def lock(visit: Visit) -> Response:
     view = control.lock(name)
     most = next((one for one in WAITERS if str(one) == visit.query.get("waiters")), WAITERS[0])
     waiters = control.waiting(name, limit=most) if view.waiting else ()
-    unknown = control.unknown_outcomes(name)
-    letters = control.dead_letters(name, limit=LETTERS + 1)
-    facts = [fact for fact in facts_of(view) if fact[0] not in ("name", "dead letters")]
-    known = _known(view) or waiters or unknown or letters
+    unknown = control.unknown_outcomes(name).items
+    letters = control.dead_letters(name, limit=LETTERS)
+    known = _known(view) or waiters or unknown or letters.items
     return visit.page(
         "lock.html",
         status=200 if known else 404,
         view=view,
-        facts=facts,
+        facts=[fact for fact in LOCKS.details if fact.text(view) and fact.key not in _ELSEWHERE],
         waiters=waiters,
         more=next((one for one in WAITERS if one > most), 0),
         unknown=unknown,
-        letters=letters[:LETTERS],
-        more_letters=len(letters) > LETTERS,
+        letters=letters,
         history=[one for one in control.audit(1000) if one.name == name],
         known=known,
         done=_done(visit),
     )
+
+
+#: The facts of a lock that other parts of its page show.
+_ELSEWHERE: Final = ("name", "states", "has_dead_letters")
 
 
 def _known(view: LockView) -> bool:
@@ -138,58 +127,37 @@ def _known(view: LockView) -> bool:
 
 def waiting(visit: Visit) -> Response:
     """List the locks that have waiters, each with the first of them."""
-    size = _size(visit)
-    found = visit.control.queues(after=visit.query.get("cursor", ""), limit=size + 1, each=EACH)
-    cursor = found[size - 1].name if len(found) > size else ""
-    return _listed(visit, "waiting.html", found[:size], cursor)
+    page = visit.control.queues(cursor=visit.query.get("cursor", ""), limit=_size(visit), each=EACH)
+    return _listed(visit, "waiting.html", page)
 
 
 def unknown(visit: Visit) -> Response:
     """List the runs of unknown outcome, to settle them."""
-    size = _size(visit)
-    name, task = visit.query.get("name") or None, visit.query.get("task") or None
-    found = visit.control.unknown_outcomes(name, task=task, limit=size + 1, after=place_of(visit))
-    cursor = cursor_of(found[size - 1].name, found[size - 1].tick) if len(found) > size else ""
-    return _listed(visit, "unknown.html", found[:size], cursor)
+    return _listed(visit, "unknown.html", visit.read(visit.control.unknown_outcomes, _size(visit)))
 
 
 def dead(visit: Visit) -> Response:
     """List the dead letters, to requeue or drop them."""
-    size = _size(visit)
-    name, task = visit.query.get("name") or None, visit.query.get("task") or None
-    found = visit.control.dead_letters(name, task=task, limit=size + 1, after=place_of(visit))
-    cursor = cursor_of(found[size - 1].name, found[size - 1].identity) if len(found) > size else ""
-    return _listed(visit, "dead.html", found[:size], cursor)
+    return _listed(visit, "dead.html", visit.read(visit.control.dead_letters, _size(visit)))
 
 
 def _size(visit: Visit) -> int:
     return next((size for size in SIZES if str(size) == visit.query.get("size")), SIZES[1])
 
 
-def _listed(visit: Visit, template: str, found: Sequence[Any], cursor: str) -> Response:
+def _listed(visit: Visit, template: str, page: Page[Any]) -> Response:
     kept = [(key, value) for key, value in visit.query.items() if key in ("name", "task", "size") and value]
-    return visit.page(template, found=found, cursor=cursor, kept=kept, query=visit.query, done=_done(visit))
-
-
-def cursor_of(name: str, detail: str) -> str:
-    """Return the cursor of the page behind an entry: its lock name, and its identity or tick."""
-    return f"{detail} {name}"
-
-
-def place_of(visit: Visit) -> tuple[str, str] | None:
-    """Return the lock name and the identity or tick that the cursor of a request names; None without one."""
-    detail, _, name = visit.query.get("cursor", "").partition(" ")
-    return (name, detail) if name or detail else None
+    return visit.page(template, page=page, kept=kept, query=visit.query, done=_done(visit))
 
 
 def tasks(visit: Visit) -> Response:
     """List the singleton tasks, with their options in words, and how often they conflicted."""
-    counts = visit.board.counts()
-    conflicts, counting = _conflicts(visit.board.workers(WORKERS_WITHIN))
+    counts = visit.dashboard.counts()
+    conflicts, counting = _conflicts(visit.dashboard.workers(WORKERS_WITHIN))
     rows: list[tuple[Any, ...]] = [
-        (name, option_lines(task.lock_options), [getattr(counts, kind).get(name, 0) for kind in _NUMBERS],
+        (name, option_lines(task.lock_options), [fact.value(counts).get(name, 0) for fact in COUNTS.columns],
          conflicts.get(name, {}))
-        for name, task in visit.board.tasks().items()
+        for name, task in visit.dashboard.tasks().items()
     ]  # fmt: skip
     return visit.page("tasks.html", rows=rows, counting=counting)
 
@@ -206,19 +174,8 @@ def _conflicts(found: Workers | None) -> tuple[dict[str, Counter[str]], int]:
 
 def ticks(visit: Visit) -> Response:
     """List the last ticks of each entry of the beat schedule."""
-    visit.board.tasks()
-    return visit.page("ticks.html", found=visit.control.ticks(), states=_TICKS)
-
-
-#: The states of a tick in words.
-_TICKS: Final = {
-    "used": "ran",
-    "running": "runs now",
-    "unknown": "outcome unknown: its process died",
-    "open": "no run has succeeded yet",
-    "missed": "missed: no run has succeeded, and it is too late for one",
-    "past": "too long ago: its run is not remembered",
-}
+    visit.dashboard.tasks()
+    return visit.page("ticks.html", found=visit.control.ticks())
 
 
 def workers(visit: Visit) -> Response:
@@ -228,9 +185,7 @@ def workers(visit: Visit) -> Response:
 
 def health(visit: Visit) -> Response:
     """Show the checks that ``celery dlock check`` does."""
-    board = visit.board
-    items = [*store_items(board.health()), *limit_items(board.counts()), *queue_items(board.app)]
-    return visit.page("health.html", items=items)
+    return visit.page("health.html", checks=visit.dashboard.checks())
 
 
 def explain(visit: Visit) -> Response:
@@ -238,13 +193,9 @@ def explain(visit: Visit) -> Response:
     task_id = visit.query.get("id", "").strip()
     found = None
     if task_id:
-        visit.board.tasks()
+        visit.dashboard.tasks()
         found = visit.control.explain(task_id)
-    names = []
-    if found:
-        places: list[Any] = [*found.holds, *found.waits, *found.dead_letters, *found.runs, *found.claims]
-        names = sorted({place.name for place in places})
-    return visit.page("explain.html", task_id=task_id, found=found, names=names)
+    return visit.page("explain.html", task_id=task_id, found=found)
 
 
 def audit(visit: Visit) -> Response:
@@ -254,7 +205,8 @@ def audit(visit: Visit) -> Response:
 
 def _done(visit: Visit) -> str:
     """Return what the page says of the action before it. A link can only choose one of these texts."""
-    return DONE.get(visit.query.get("done", ""), "")
+    text = DONE.get(visit.query.get("done", ""), "")
+    return text and f"{text[0].upper()}{text[1:]}."
 
 
 PAGES: Final[Mapping[str, Callable[[Visit], Response]]] = {

@@ -17,7 +17,7 @@ from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.control import LockControl
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.factory import open_store
-from celery_dlock.store.memory.records import Memory
+from celery_dlock.store.memory.backend import MemoryBackend
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
@@ -157,7 +157,7 @@ def client(topology: str, servers: Servers, request: pytest.FixtureRequest) -> I
 @pytest.fixture
 def memory_data() -> dict[str, Any]:
     """The data of ``memory://`` in this test: otherwise each app would have its own."""
-    return {"memory dlock": Memory()}
+    return {"memory dlock": MemoryBackend()}
 
 
 @pytest.fixture

@@ -150,9 +150,10 @@ class History:
 
     def send(self, step: Step, request: AcquireRequest) -> Callable[[Any], Any]:
         ask = Ask(f"o.{len(self.asks)}", request.identity, step.name, request.queue is not None)
-        if self.asks and step.seldom(20):
+        earlier = [one for one in self.asks if one.name == step.name]
+        if earlier and step.seldom(20):
             # A late copy of an earlier acquire, as far as it can be one.
-            ask = self.asks[step.pick % len(self.asks)]._replace(name=step.name)
+            ask = earlier[step.pick % len(earlier)]
         else:
             self.asks.append(ask)
         return lambda store: store.acquire(self.named(step), ask.acquisition, TTL, request)
@@ -180,9 +181,10 @@ class History:
     ) -> Callable[[Any], Any]:
         request = self.request(step)
         identity = request.identity or Identity(f"{PEOPLE[step.who]}{step.name}")
-        if published or (self.grants and step.seldom(17)):
+        granted = [one.identity for one in self.grants if self.people[one.identity].task_id.endswith(str(step.name))]
+        if published or (granted and step.seldom(17)):
             # The copy that was published for a grant.
-            identity = self.people[(published or self.grants[-1]).identity]
+            identity = self.people[published.identity if published else granted[-1]]
         self.people[identity.digest] = identity
         grants = [grant.grant_id for grant in self.grants if grant.identity == identity.digest]
         newest = published or step.flag(27)
@@ -208,8 +210,8 @@ class History:
     def ask(self, step: Step) -> Ask | None:
         # Of the names that keep more than a lock, mostly one that holds it. Otherwise one of the newest.
         if step.name in (SEATED, REPLACED) and not step.seldom(27):
-            held = self.stores.memory.data(NAMES[step.name]).locks.values()
-            holders = {one.lock.acquisition for one in held}
+            held = self.stores.memory.data(NAMES[step.name]).head.locks.values()
+            holders = {one.record.acquisition for one in held}
             if asks := [ask for ask in self.asks if ask.acquisition in holders and ask.name == step.name]:
                 return asks[step.pick % len(asks)]
         return self.asks[-1 - step.pick % min(len(self.asks), 4 + step.who * 4)] if self.asks else None
@@ -284,7 +286,7 @@ class History:
     def claim(self, step: Step) -> Callable[[Any], Any]:
         task_id = f"{PEOPLE[step.who]}{step.name}"
         by = Requester.of("t", task_id, "n", 1)
-        attempt = f"try{step.pick % 3}"
+        attempt = f"try{step.name}{step.pick % 3}"
         request = ClaimRequest(task_id, step.pick % 2, TTL, step.flag(0), by, attempt)
         return lambda store: store.claim([(NAMES[step.name], request)])
 
@@ -292,7 +294,7 @@ class History:
         name, task_id = NAMES[step.name], f"{PEOPLE[step.who]}{step.name}"
         if step.flag(0):
             return lambda store: store.extend_claims([(name, task_id, 2 * TTL)])
-        attempt = f"try{step.pick % 3}" if step.flag(1) else ""
+        attempt = f"try{step.name}{step.pick % 3}" if step.flag(1) else ""
         return lambda store: store.release_claim(name, task_id, step.pick % 2, attempt)
 
     # -- verbs of queues

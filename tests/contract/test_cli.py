@@ -139,7 +139,7 @@ def test_list_filters_and_pages(store: RedisStore, run: Run) -> None:
 def test_show_prints_the_holder_and_what_the_next_call_meets(store: RedisStore, run: Run) -> None:
     take(store, "x.1", request_of("x"))
     text = run("show", NAME.text).stdout
-    assert "states: held\n" in text
+    assert "state: held\n" in text
     assert "holder: app.post[x] on node1 (process 77)\n" in text
     assert "next call: meets a held lock" in text
     assert run("show", name("free").text).exit_code == 1
@@ -251,17 +251,17 @@ def test_check_reports_each_problem_by_exit_code_1(store: RedisStore, run: Run) 
     use(store, "u")
     die(store, "x")
     found = run("check")
-    assert (found.exit_code, "PROBLEM\tunknown outcomes\t1" in found.stdout) == (1, True)
+    assert (found.exit_code, "unknown outcomes\tPROBLEM\t1" in found.stdout) == (1, True)
     assert run("check", "--max-unknown", "1").exit_code == 0
 
 
 @pytest.mark.invariant("cut-scripts-leave-nothing-for-ever")
 def test_check_reports_keys_that_lack_their_expiry(store: RedisStore, run: Run, client: redis.Redis) -> None:
     every_state(store)
-    assert "ok\texpiries\teach key has one" in run("check", "--max-unknown", "9", "--max-dead", "9").stdout
+    assert "expiries\tok\teach key has one" in run("check", "--max-unknown", "9", "--max-dead", "9").stdout
     keys = [key for kind in ("lock", "claim") for key in client.keys(f"dlock:*:{kind}:*") if client.persist(key)]
     found = run("check", "--max-unknown", "9", "--max-dead", "9")
-    assert (found.exit_code, f"PROBLEM\texpiries\t{len(keys)} keys lack theirs" in found.stdout) == (1, True)
+    assert (found.exit_code, f"expiries\tPROBLEM\t{len(keys)} keys lack theirs" in found.stdout) == (1, True)
 
 
 def test_explain_of_an_unknown_id_has_exit_code_1(run: Run) -> None:
@@ -279,7 +279,7 @@ def test_resolve_without_a_verdict_names_both_options(store: RedisStore, run: Ru
 def test_show_of_a_free_lock_prints_its_facts_and_no_remark(run: Run) -> None:
     result = run("show", NAME.text)
     assert (result.exit_code, result.stderr) == (1, "")
-    assert "states: free\n" in result.stdout
+    assert "state: free\n" in result.stdout
 
 
 def test_resolve_settles_only_the_run_whose_mark_was_seen(store: RedisStore, run: Run) -> None:

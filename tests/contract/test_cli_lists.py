@@ -14,12 +14,12 @@ pytestmark = pytest.mark.core
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (("list",), "NAME STATE TASK TASK_ID WORKER SINCE TTL TOKEN WAITERS"),
-        (("claims",), "NAME TASK TASK_ID PUBLISHER SINCE TTL"),
+        (("list",), "NAME STATE TASK TASK_ID WORKER SINCE TIME_LEFT TOKEN WAITERS"),
+        (("claims",), "NAME TASK TASK_ID PUBLISHER SINCE TIME_LEFT"),
         (("unknown",), "NAME IDEMPOTENCY_KEY TASK TASK_ID WORKER STARTED TICK MARK"),
         (("dead",), "NAME ID TASK SINCE"),
-        (("queue",), "NAME PLACE STATE TASK TASK_ID SINCE DUE"),
-        (("check",), "RESULT CHECK FOUND"),
+        (("queue",), "NAME PLACE STATE TASK TASK_ID SINCE DUE WAITING_TIME"),
+        (("check",), "CHECK RESULT FOUND"),
         (("audit",), "AT USER NAME ACTION REASON"),
     ],
 )

@@ -272,10 +272,10 @@ class TestSettling:
         die(store, "x")
         die(store, "y")
         assert not control.resolve(NAME.text, sent=True, mark="another run")
-        (run,) = control.unknown_outcomes(NAME.text)
+        (run,) = control.unknown_outcomes(NAME.text).items
         assert control.resolve(NAME.text, sent=True, mark=run.mark)
         assert control.resolve(name("y").text, sent=False)
-        assert control.unknown_outcomes() == ()
+        assert control.unknown_outcomes().items == ()
         assert isinstance(store.acquire(NAME, "b.1", TTL, request_of("b", once=True)), Used)
         answer = store.acquire(name("y"), "b.1", TTL, request_of("b", once=True))
         assert isinstance(answer, Acquired)
@@ -294,7 +294,7 @@ class TestSettling:
         monkeypatch.setattr(type(control._store), "describe", lambda *_: seen)
         assert not control.resolve(NAME.text, sent=True, mark=seen.run.mark)
         assert not control.forget(NAME.text, mark=seen.run.mark)
-        assert [run.state for run in control.unknown_outcomes(NAME.text)] == ["unknown"]
+        assert [run.state for run in control.unknown_outcomes(NAME.text).items] == ["unknown"]
 
     @pytest.mark.invariant("operators-free-no-successor")
     def test_unknown_outcomes_that_a_failed_run_left_are_told_apart(
@@ -306,7 +306,7 @@ class TestSettling:
             crash(store, f"a.{number}")
             assert isinstance(store.acquire(NAME, f"f.{number}", TTL, request_of("f", once=True)), Acquired)
             store.release(NAME, f"f.{number}", ending_of("f", once=True))
-            (run,) = control.unknown_outcomes(NAME.text)
+            (run,) = control.unknown_outcomes(NAME.text).items
             marks.append(run.mark)
             assert control.forget(NAME.text, mark=run.mark) is True
         assert marks[0] != marks[1]
@@ -320,9 +320,9 @@ class TestSettling:
     @pytest.mark.core
     def test_requeued_dead_letter_waits_again(self, store: RedisStore, control: LockControl) -> None:
         bury(store, "x")
-        (letter,) = control.dead_letters()
+        (letter,) = control.dead_letters().items
         assert control.requeue(NAME.text, letter.identity)
-        assert control.dead_letters() == ()
+        assert control.dead_letters().items == ()
         assert [waiter.task_id for waiter in control.waiting()] == ["x"]
         granted = store.release(NAME, "xh.1", queue.ending("xh")).granted
         # The test's holder knows of no waiter, so the next sweep grants.
@@ -341,7 +341,7 @@ class TestSettling:
     ) -> None:
         grant(store, "x", "w")
         assert not control.drop(NAME.text, queue.digest("w"))
-        assert [letter.task_id for letter in control.dead_letters()] == ["w"]
+        assert [letter.task_id for letter in control.dead_letters().items] == ["w"]
         assert control.audit()[0].detail == "took out of the queue, but could not store the end of app.post[w]"
         # It is done, so no copy of it runs.
         assert isinstance(queue.ask(store, "w.9", "w", NAME, redelivered=True), Duplicate)

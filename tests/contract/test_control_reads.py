@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_dlock.control import DeadLetter, LockControl, explanation
+from celery_dlock.control import LockControl, explanation
 from celery_dlock.errors import InvalidLockOptions, LockKeyError
 from celery_dlock.keys.lock_name import LockName, shared_name
 from celery_dlock.store.base import ReleaseRequest
@@ -139,15 +139,17 @@ def test_lists_of_indexes_go_on_behind_a_place_in_any_topology(store: RedisStore
         bury(store, f"d{number}")
         die(store, f"u{number}")
         grant(store, f"q{number}")
-    dead, unknown, waiting = control.dead_letters(), control.unknown_outcomes(), control.queues()
+    dead, unknown, waiting = control.dead_letters().items, control.unknown_outcomes().items, control.queues().items
     assert (len(dead), len(unknown), len(waiting)) == (30, 30, 30)
     assert [queue.count for queue in waiting] == [1] * 30
-    for at in (0, 11, 29):
-        assert control.dead_letters(after=(dead[at].name, dead[at].identity)) == dead[at + 1 :]
-        runs = control.unknown_outcomes(after=(unknown[at].name, unknown[at].tick))
-        assert [run.name for run in runs] == [run.name for run in unknown[at + 1 :]]
-        locks = control.queues(after=waiting[at].name)
-        assert [lock.name for lock in locks] == [lock.name for lock in waiting[at + 1 :]]
+    lists = (control.dead_letters, dead), (control.unknown_outcomes, unknown), (control.queues, waiting)
+    for ask, expected in lists:
+        for size in (1, 12, 29):
+            page = ask(limit=size)
+            rest = ask(cursor=page.cursor)
+            assert [one.name for one in (*page.items, *rest.items)] == [one.name for one in expected]
+            assert (len(page.items), rest.cursor) == (size, "")
+        assert ask(limit=30).cursor == ""
 
 
 @pytest.mark.core
@@ -188,23 +190,23 @@ def test_unknown_outcomes_are_listed_until_they_are_settled(store: RedisStore, c
         die(store, text)
     use(store, "u")
     hold(store, "r", once=True)
-    assert {run.task_id for run in control.unknown_outcomes()} == {"a", "b", "c"}
-    (run,) = control.unknown_outcomes(name("a").text)
+    assert {run.task_id for run in control.unknown_outcomes().items} == {"a", "b", "c"}
+    (run,) = control.unknown_outcomes(name("a").text).items
     last = store.last_run(name("a"))
     assert last is not None
     assert (run.worker, run.idempotency_key) == ("node1", last.idempotency_key)
     assert store.resolve_run(name("a"), sent=True, window_ms=WINDOW)
     assert store.forget_run(name("b"))
-    assert [run.task_id for run in control.unknown_outcomes()] == ["c"]
+    assert [run.task_id for run in control.unknown_outcomes().items] == ["c"]
 
 
 def test_run_that_died_with_its_worker_is_listed_when_its_lease_has_expired(
     store: RedisStore, client: Any, control: LockControl
 ) -> None:
     hold(store, "a", once=True)
-    assert control.unknown_outcomes() == ()
+    assert control.unknown_outcomes().items == ()
     client.delete(LockKeys.of("dlock", name("a")).lock)  # as after its ttl
-    assert [run.task_id for run in control.unknown_outcomes()] == ["a"]
+    assert [run.task_id for run in control.unknown_outcomes().items] == ["a"]
 
 
 def test_stale_entries_of_the_indexes_are_dropped(store: RedisStore, client: Any, control: LockControl) -> None:
@@ -214,7 +216,7 @@ def test_stale_entries_of_the_indexes_are_dropped(store: RedisStore, client: Any
     client.delete(run.run())
     client.delete(letter.dead())
     assert (client.zcard(run.unsettled()), client.zcard(letter.dead_letters())) == (1, 1)
-    assert (control.unknown_outcomes(), control.dead_letters()) == ((), ())
+    assert (control.unknown_outcomes().items, control.dead_letters().items) == ((), ())
     assert (client.zcard(run.unsettled()), client.zcard(letter.dead_letters())) == (0, 0)
 
 
@@ -222,7 +224,7 @@ def test_stale_entries_of_the_indexes_are_dropped(store: RedisStore, client: Any
 def test_dead_letters_and_waiters_are_listed_without_their_arguments(store: RedisStore, control: LockControl) -> None:
     bury(store, "a")
     grant(store, "g", "w")
-    (letter,) = control.dead_letters()
+    (letter,) = control.dead_letters().items
     assert (letter.name, letter.task, letter.task_id) == (name("a").text, "app.post", "a")
     assert abs(letter.since - time.time()) < 60
     assert [(one.task_id, one.state, one.position) for one in control.waiting(name("g").text)] == [
@@ -238,10 +240,12 @@ def test_more_members_than_one_script_returns_are_all_listed(store: RedisStore, 
     for number in range(230):
         queue.park(store, f"{number}.1", str(number), name("x"))
         store.remove_waiter(name("x"), queue.digest(str(number)), "s.1", dead_letter=True)
-    assert {letter.task_id for letter in control.dead_letters()} == {str(number) for number in range(230)}
-    found: list[DeadLetter] = []
-    while page := control.dead_letters(limit=100, after=(found[-1].name, found[-1].identity) if found else None):
-        found += page
+    assert {letter.task_id for letter in control.dead_letters().items} == {str(number) for number in range(230)}
+    page = control.dead_letters(limit=100)
+    found = [*page.items]
+    while page.cursor:
+        page = control.dead_letters(limit=100, cursor=page.cursor)
+        found += page.items
     assert sorted(letter.task_id for letter in found) == sorted(str(number) for number in range(230))
 
 

@@ -70,7 +70,7 @@ def read_all(client: Any, control: LockControl, used: int, held: int) -> set[byt
     in_first = time.monotonic() - began
 
     began = time.monotonic()
-    assert (len(control.unknown_outcomes()), len(control.dead_letters())) == (FEW, FEW)
+    assert (len(control.unknown_outcomes().items), len(control.dead_letters().items)) == (FEW, FEW)
     in_indexes = time.monotonic() - began
 
     began = time.monotonic()

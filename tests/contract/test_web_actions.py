@@ -81,17 +81,17 @@ def test_unknown_outcome_is_settled(
     die(store, "x")
     answer = send(web, form_on(web, "/unknown", "resolve", sent=sent))
     assert (answer.status_code, answer.headers["location"]) == (303, "/unknown?done=resolve")
-    assert (control.lock(NAME.text).states, control.unknown_outcomes()) == (states, ())
+    assert (control.lock(NAME.text).states, control.unknown_outcomes().items) == (states, ())
 
 
 def test_dead_letters_are_requeued_and_dropped(store: RedisStore, web: TestClient, control: LockControl) -> None:
     bury(store, "x")
     assert send(web, form_on(web, "/dead", "requeue")).status_code == 303
-    assert (control.dead_letters(), [one.task_id for one in control.waiting()]) == ((), ["x"])
+    assert (control.dead_letters().items, [one.task_id for one in control.waiting()]) == ((), ["x"])
     # The task of the message is not registered, so its end cannot be stored.
     undropped = send(web, form_on(web, "/waiting", "drop"))
     assert (undropped.status_code, "its end could not be stored" in undropped.text) == (409, True)
-    assert (control.waiting(), len(control.dead_letters())) == ((), 1)
+    assert (control.waiting(), len(control.dead_letters().items)) == ((), 1)
 
 
 def test_run_mark_and_claim_are_deleted(store: RedisStore, web: TestClient, control: LockControl) -> None:
@@ -147,7 +147,7 @@ class TestStalePages:
         take(store, "y.1", request_of("y", once=True))
         store.release(NAME, "y.1", ReleaseRequest(outcome_unknown=True))
         assert send(web, form).status_code == 409
-        assert len(control.unknown_outcomes()) == 1
+        assert len(control.unknown_outcomes().items) == 1
 
     def test_later_run_mark_and_claim_are_not_deleted(
         self, store: RedisStore, web: TestClient, control: LockControl

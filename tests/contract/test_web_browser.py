@@ -145,7 +145,7 @@ def test_dead_letters_are_requeued_one_by_one_from_the_second_page(
     browser.click("form[action$='/do/requeue'] button")
     eventually(lambda: "The dead letter is back in its queue." in browser.text())
     with LockControl(app) as control:
-        assert {letter.name for letter in control.dead_letters()} == {
+        assert {letter.name for letter in control.dead_letters().items} == {
             name(f"n{number}").text for number in range(27)
         } - set(shown[:1])
 

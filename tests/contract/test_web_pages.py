@@ -1,7 +1,9 @@
 """The dashboard's pages and its API, by HTTP, with an operator's rights in the store."""
+# ruff: noqa: F811 - the fixture `run` is imported
 
 import base64
 import html
+import json
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -21,14 +23,15 @@ from celery_dlock.keys.lock_name import name_from_text
 from celery_dlock.messaging.results import CallSkipped
 from celery_dlock.messaging.ticks import Tick
 from celery_dlock.reports.options import option_lines
+from celery_dlock.reports.tables import LOCKS
 from celery_dlock.store.model import AcquireRequest, Identity, Requester
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.web import dashboard
-from celery_dlock.web.board import Board
+from celery_dlock.web.state import DashboardState
 from tests.contract import queue_helpers as queue
 from tests.contract.helpers import NAME, ending_of, request_of, take
-from tests.contract.test_cli import SCHEMA, misfit
-from tests.contract.test_control_reads import bury, claim, die, every_state, name
+from tests.contract.test_cli import SCHEMA, Run, lines, misfit, module, run  # noqa: F401  # fixtures are found by being here
+from tests.contract.test_control_reads import bury, claim, die, every_state, name, use
 from tests.contract.web_helpers import SITE, client_of, form_on, operators_url, send
 from tests.support.polling import eventually
 from tests.support.servers import Server
@@ -139,7 +142,7 @@ def test_page_follows_the_entry_that_its_cursor_names_also_when_that_is_settled(
     assert match
     for text in names_on(first):
         if path == "/dead":
-            control.requeue(text, control.dead_letters(text)[0].identity)
+            control.requeue(text, control.dead_letters(text).items[0].identity)
         else:
             control.resolve(text, sent=True)
     rest = names_on(web.get(html.unescape(match[1])).text)
@@ -311,7 +314,7 @@ def test_store_that_is_away_is_named_with_503_and_no_traceback(
 
 
 def test_requests_that_wait_for_a_count_of_a_silent_store_share_its_error(operated: Celery) -> None:
-    board = Board(operated, lambda _: "read", None)
+    state = DashboardState(operated, lambda _: "read", None)
     began, counts = [], threading.Event()
 
     def silent() -> None:
@@ -319,16 +322,16 @@ def test_requests_that_wait_for_a_count_of_a_silent_store_share_its_error(operat
         counts.wait(5)
         raise StoreUnavailable("silent")
 
-    board.control.counts = silent  # type: ignore[method-assign,assignment]
+    state.control.counts = silent  # type: ignore[method-assign,assignment]
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(board.counts) for _ in range(8)]
+        asked = [pool.submit(state.counts) for _ in range(8)]
         eventually(lambda: pool._work_queue.empty() and began)
         counts.set()
         errors = [one.exception() for one in asked]
     assert [str(error) for error in errors] == ["silent"] * 8
     assert len(began) == 1
     with pytest.raises(StoreUnavailable):
-        board.counts()
+        state.counts()
     assert len(began) == 2  # a later request asks the store again
 
 
@@ -376,3 +379,28 @@ def test_workers_page_says_why_no_worker_answers(web: TestClient) -> None:
     assert (page.status_code, "no worker" in page.text) == (200, True)
     answer = web.get("/api/v1/workers")
     assert (answer.status_code, "no worker" in answer.json()["error"]) == (404, True)
+
+
+@pytest.mark.core
+def test_every_fact_of_a_lock_is_shown_by_the_command_the_dashboard_and_json(
+    web: TestClient, store: RedisStore, run: Run, operated: Celery
+) -> None:
+    """So a new fact is one entry of the table."""
+    use(store, "x")
+    claim(store, "x")
+    wait(store, "x", "w")
+    LockControl(operated).hold(NAME.text, 60, "why")
+    view = LockControl(operated).lock(NAME.text)
+    facts = {fact for fact in LOCKS.details if fact.text(view)}
+    assert {fact.key for fact in set(LOCKS.details) - facts} == {"holder.kept_by", "has_dead_letters"}
+    page, shown = web.get("/lock", params={"name": NAME.text}).text, run("show", NAME.text).stdout
+    assert [fact for fact in facts if f"{fact.title.lower()}: " not in shown] == []
+    assert {fact.key for fact in facts if f"<dt>{fact.title}</dt>" not in page} == {"name", "states"}
+    (row,) = web.get("/api/v1/lock", params={"name": NAME.text}).json()["items"]
+    assert json.loads(run("show", NAME.text, "--json").stdout)["items"][0].keys() == row.keys()
+    assert [fact for fact in (*facts, *LOCKS.columns) if fact.key.partition(".")[0] not in row] == []
+    listed, headings = web.get("/locks").text, lines(run("list"))[0]
+    assert headings == [fact.title.upper() for fact in LOCKS.columns]
+    assert re.findall(r'<th scope="col"[^>]*>([^<(]*?)(?: \(UTC\))?</th>', listed) == [
+        fact.title for fact in LOCKS.columns
+    ]

@@ -16,10 +16,10 @@ from typing import Any
 
 import redis
 
+from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
-from celery_dlock.store.memory.records import Memory, MemoryClock
-from celery_dlock.store.memory.store import MemoryStore
+from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.redis.scripts import ScriptVariant, _bulk
 from tests.support.memory_view import all_values
 from tests.support.servers import Server
@@ -82,8 +82,8 @@ class TwoStores:
         self.prefix = uuid.uuid4().hex
         self._client, self._clock_key = client, clock_key
         self.now_us = START_US
-        self.memory = Memory(MemoryClock(lambda: self.now_us))
-        self.local = MemoryStore(self.memory)
+        self.memory = MemoryBackend(MemoryClock(lambda: self.now_us))
+        self.local = EngineStore(self.memory)
         self.redis = open_operator_store((StoreLocation.of(server.url()),), timeout=5, prefix=self.prefix)
         self.redis._topology = _ClockedTopology(self.redis._topology, clock_key)  # type: ignore[attr-defined]
         self.travel(1)

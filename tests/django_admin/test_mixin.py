@@ -26,7 +26,7 @@ def page(group: Any) -> str:
 
 def test_page_shows_the_holder_of_the_objects_lock(store: RedisStore, login: Login, group: Any) -> None:
     client = login(*SEE)
-    facts = [("name", name("g").text), ("states", "free"), ("waiters", 0), ("next call", "runs")]
+    facts = [("Name", name("g").text), ("State", "free"), ("Waiters", "0"), ("Next call", "runs")]
     assert client.get(page(group)).context_data["dlock"] == {"facts": facts, "url": ""}
     hold(store, "g")
     text = client.get(page(group)).content.decode()

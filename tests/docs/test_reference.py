@@ -33,6 +33,10 @@ def test_reference_page_is_what_the_code_says(page, text):
     assert written == TOOL["updated"](written, TOOL[text]()), "run `make reference`"
 
 
+def test_json_schema_is_that_of_the_code():
+    assert TOOL["SCHEMA_FILE"].read_text(encoding="utf-8") == TOOL["schema"](), "run `make reference`"
+
+
 def test_page_on_locks_lists_the_fields_of_a_holder():
     page = (ROOT / "docs/how-to/lock-code-outside-tasks.md").read_text(encoding="utf-8")
     table = page.partition("A holder has these fields:")[2].partition("\n\nA task")[0]

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.memory.data import NameData
-from celery_dlock.store.memory.records import Memory
+from celery_dlock.keys.lock_name import LockName, index_member
+from celery_dlock.store.memory.backend import MemoryBackend, NameData
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.rules.data import Claim, LockRecord, NewestCall, ReplacedCalls
+from celery_dlock.store.rules.data import Claim, LockRecord, NewestCall, ReplacedCalls, Waiter
 
 __all__ = ["claim_fields", "lock_fields", "name_values"]
 
@@ -73,45 +72,59 @@ def replaced_fields(calls: ReplacedCalls) -> dict[str, str]:
     return fields if calls.busy_since is None else fields | {"busy_since": str(calls.busy_since)}
 
 
+def waiter_fields(identity: str, waiter: Waiter) -> dict[str, str]:
+    """Return the fields of the hash of parked messages that are about one waiter."""
+    rank = None if waiter.lost_rank is None else str(waiter.lost_rank)
+    fields = {
+        "": waiter.entry,
+        ":rank": rank,
+        ":tries": str(waiter.lost) if waiter.lost else None,
+        ":evicted": waiter.evicted or None,
+        ":replaced_by": waiter.replaced_by,
+    }
+    return {identity + end: text for end, text in fields.items() if text is not None}
+
+
 def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
     """Yield the keys of one lock name, with their values."""
-    waiting, messages, delayed, _ = keys.queue()
-    for seat, held in data.locks.items():
-        yield f"{keys.lock}:{seat}" if seat else keys.lock, (lock_fields(held.lock), held.until)
-    if data.seats is not None:
-        record = data.seats
-        yield keys.seats_record(), (f"{record.limit} {record.seen_s} {record.places}", data.seats_until)
-    if data.claim is not None:
-        yield keys.claim(), (claim_fields(data.claim), data.claim_until)
-    parked = dict(data.entries)
-    for waiter, (rank, tries) in data.lost.items():
-        parked |= {f"{waiter}:rank": str(rank)} | ({f"{waiter}:tries": str(tries)} if tries else {})
-    parked |= {f"{waiter}:evicted": evicted for waiter, evicted in data.evicted_by.items()}
-    parked |= {f"{waiter}:replaced_by": by for waiter, by in data.replaced_by.items()}
-    if data.newest_call is not None:
-        yield keys.debounced(), (newest_fields(data.newest_call), data.newest_until)
-    if data.replaced is not None:
-        yield keys.replaced(), (replaced_fields(data.replaced), data.replaced_until)
-    yield waiting, (data.places["waiting"], None)
-    yield delayed, (data.places["delayed"], None)
+    (waiting, messages, delayed, _), head = keys.queue(), data.head
+    for seat, lock in head.locks.items():
+        yield f"{keys.lock}:{seat}" if seat else keys.lock, (lock_fields(lock.record), lock.until)
+    if head.seats is not None:
+        record = head.seats.record
+        yield keys.seats_record(), (f"{record.limit} {record.seen_s} {record.places}", head.seats.until)
+    if head.claim is not None:
+        yield keys.claim(), (claim_fields(head.claim.record), head.claim.until)
+    if head.newest_call is not None:
+        yield keys.debounced(), (newest_fields(head.newest_call.record), head.newest_call.until)
+    if head.replaced is not None:
+        yield keys.replaced(), (replaced_fields(head.replaced.record), head.replaced.until)
+    waiters = data.waiters.items()
+    yield waiting, ({one: waiter.waiting for one, waiter in waiters if waiter.waiting is not None}, None)
+    yield delayed, ({one: waiter.delayed for one, waiter in waiters if waiter.delayed is not None}, None)
+    parked: dict[str, str] = {}
+    for identity, waiter in waiters:
+        parked |= waiter_fields(identity, waiter)
     yield messages, (parked, None)
-    yield keys.dead(), (data.dead, None)
-    for tick, (text, until) in data.runs.items():
-        yield keys.run(tick), (text, until)
+    yield keys.dead(), ({one: waiter.dead for one, waiter in waiters if waiter.dead is not None}, None)
+    for (kind, text), mark in data.marks.items():
+        made = {"done": keys.done, "tombstone": keys.tombstone, "run": keys.run}[kind]
+        yield made(text), (mark.text, mark.until)
 
 
-def all_values(memory: Memory, prefix: str) -> dict[str, Value]:
+def all_values(memory: MemoryBackend, prefix: str) -> dict[str, Value]:
     """Return every key that exists now, with its value and its expiry."""
     now, found = memory.clock.now_us(), dict[str, Value]()
-    for number, bucket in memory.buckets.items():
-        keys = LockKeys.of(prefix, LockName("", number))
-        if bucket.last_token:
-            found[keys.last] = str(bucket.last_token), None
-        for (kind, text), (value, until) in bucket.marks.items():
-            found[keys.done(text) if kind == "done" else keys.tombstone(text)] = value, until
-        shown = {f"{identity} {name}": since for (identity, name), since in bucket.shown_dead.items()}
-        found[keys.dead_letters()] = shown, None
-        found[keys.queue()[3]] = bucket.sweeps, None
-        for name, data in bucket.names.items():
-            found |= name_values(LockKeys.of(prefix, LockName(name, number)), data)
+    shown, sweeps = dict[str, dict[str, int]](), dict[str, dict[str, int]]()
+    for (bucket, name), data in memory.names.items():
+        keys = LockKeys.of(prefix, LockName(name, bucket))
+        if memory.last_token:
+            found[keys.last] = str(memory.last_token), None
+        found |= name_values(keys, data)
+        letters = ((one, seats, since) for one, waiter in data.waiters.items() for seats, since in waiter.shown)
+        for identity, seats, since in letters:
+            shown.setdefault(keys.dead_letters(), {})[f"{identity} {index_member(name, seats)}"] = since
+        for seats, when in data.head.sweeps.items():
+            sweeps.setdefault(keys.queue()[3], {})[index_member(name, seats)] = when
+    found |= {key: (value, None) for key, value in (shown | sweeps).items()}
     return {key: (value, until) for key, (value, until) in found.items() if value and (until is None or until > now)}

@@ -339,10 +339,7 @@ class _Call:
 
     def _take(self, found: _Findings) -> Acquired:
         records, request, since = self.records, self.request, self.records.now
-        last = records.last_token()
-        token = last + 1 if last >= since else since
-        records.put_last_token(token)
-        by = request.requester
+        token, by = records.next_token(), request.requester
         lock = LockRecord(
             self.acquisition, self.identity, token, since, by.task, by.task_id, by.node, by.pid, self.ttl_ms
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..acquisition import shown_acquisition
 from ..model import Grant
-from ..operator_model import LockView
+from ..operator_model import DeadLetter, LockView
 from . import views
 from .data import LockRecord
 from .queue import (
@@ -16,7 +16,7 @@ from .queue import (
 from .records import Records
 from .runs import last_run
 
-__all__ = ["cancel_hold", "describe", "free_lock", "hold_lock"]
+__all__ = ["cancel_hold", "describe", "free_lock", "hold_lock", "shown_dead_letters"]
 
 
 def _is_kept(lock: LockRecord) -> bool:
@@ -77,17 +77,16 @@ def cancel_hold(records: Records, acquisition: str, hold: str) -> bool:
     return True
 
 
-def describe(records: Records, name: str, tick: str, *, has_dead_letters: bool, of_seat: bool = False) -> LockView:
+def describe(records: Records, name: str, tick: str, *, of_seat: bool = False) -> LockView:
     """Return what the store knows about one lock name, or about one tick of it.
 
     Args:
         records: The records.
         name: The text of the lock name.
         tick: The tick; "" for the name itself.
-        has_dead_letters: The name has dead letters.
         of_seat: It is the name of one seat (``limit``). A claim is that of the whole name.
     """
-    run = last_run(records, name, tick)
+    run, has_dead_letters = last_run(records, name, tick), records.has_dead()
     if tick:
         return views.lock_view(name, records.now, None, run, None, 0, has_dead_letters=has_dead_letters)
     lock, found = records.lock(), None if of_seat else records.claim()
@@ -95,3 +94,13 @@ def describe(records: Records, name: str, tick: str, *, has_dead_letters: bool, 
     claim = None if found is None else views.claim_view(name, found, records.claim_left_ms())
     waiting = count_waiters(records) + (lock is not None and lock.due is not None)
     return views.lock_view(name, records.now, holder, run, claim, waiting, has_dead_letters=has_dead_letters)
+
+
+def shown_dead_letters(records: Records, name: str, identity: str) -> list[DeadLetter]:
+    """Return a dead letter, once for each time since which operators see it. If it has ended, hide it."""
+    entry = records.dead(identity)
+    if entry is None:
+        records.hide_dead(identity)
+        return []
+    names = views.names_in(entry)
+    return [DeadLetter(name, identity, *names, since / 1e6) for since in records.shown_dead(identity)]

@@ -1,7 +1,7 @@
 """The queue: grants, and every store command that changes them without taking the lock.
 
-These are the rules of the scripts in ``store/redis/scripts``, in Python, for ``memory://``. A *granter* is the id of
-the command that made a grant. If that command is sent twice, its second copy recognises the grant by this id.
+These are the rules of the scripts in ``store/redis/scripts``, in Python. A *granter* is the id of the command that
+made a grant. If that command is sent twice, its second copy recognises the grant by this id.
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ def is_duplicate(place: int | None) -> bool:
 
 def count_waiters(records: Records) -> int:
     """Return the number of waiters, without duplicates of messages that have started."""
-    duplicates = sum(is_duplicate(place) for _, place in records.first_in("waiting", MOST_DUPLICATES))
-    return records.count_in("waiting") - duplicates + records.count_in("delayed")
+    duplicates = records.first_in("waiting", MOST_DUPLICATES, until=-1)
+    return records.count_in("waiting") - len(duplicates) + records.count_in("delayed")
 
 
 def first_waiters(records: Records, most: int) -> list[tuple[str, int]]:
     """Return the first waiters and their places, without duplicates of messages that have started."""
-    found = records.first_in("waiting", records.count_in("waiting"))
-    return [waiter for waiter in found if not is_duplicate(waiter[1])][:most]
+    return records.first_in("waiting", most, since=0)
 
 
 def has_waiters(records: Records) -> bool:

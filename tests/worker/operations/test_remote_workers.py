@@ -83,7 +83,7 @@ def test_list_of_workers_shows_a_row_for_each_lease_and_json(start_worker, opera
         return CliRunner().invoke(celery_command, ["-A", APP, "dlock", "list", "--workers", *words])
 
     names, *rows = (line.split("\t") for line in run().stdout.splitlines())
-    assert names == ["WORKER", "POOL", "VERSION", "WATCHDOG", "NAME", "TASK", "TASK ID", "PID", "TTL"]
+    assert names == ["WORKER", "POOL", "VERSION", "WATCHDOG", "NAME", "TASK", "TASK ID", "PROCESS", "TIME LEFT"]
     assert [row[:2] + row[3:4] for row in rows] == [[worker.node, "prefork", "ok"]] * 2
     assert sorted(row[4].split(":")[1] for row in rows) == ["ada", "bob"]
     (one,) = run("--name", "shop.sync:bob:*", "--no-headers").stdout.splitlines()

@@ -25,11 +25,11 @@ def test_requeued_dead_letter_runs_and_dropped_ones_end_revoked(tmp_path: Path, 
             for result in (again, given_up):
                 store.remove_waiter(name, Identity(result.id).digest, uuid4().hex, dead_letter=True)
             store.close()
-            assert {letter.task_id for letter in control.dead_letters()} == {again.id, given_up.id}
+            assert {letter.task_id for letter in control.dead_letters().items} == {again.id, given_up.id}
             assert control.requeue(name.text, Identity(again.id).digest)
             assert control.drop(name.text, Identity(given_up.id).digest, reason="too late")
             assert control.drop(name.text, Identity(waiter.id).digest)
-            assert control.dead_letters() == ()
+            assert control.dead_letters().items == ()
         assert again.get(timeout=20) == n
         for result in (given_up, waiter):
             eventually(lambda result=result: result.state == "REVOKED", message="its end is not stored")

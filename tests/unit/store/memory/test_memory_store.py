@@ -13,9 +13,9 @@ from celery_dlock.config.settings import Settings
 from celery_dlock.control import LockControl
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_store
-from celery_dlock.store.memory.records import Memory, MemoryClock
-from celery_dlock.store.memory.store import MemoryStore
+from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Requester
 
 pytestmark = pytest.mark.core
@@ -30,8 +30,13 @@ def clock() -> MemoryClock:
 
 
 @pytest.fixture
-def store(clock: MemoryClock) -> MemoryStore:
-    return MemoryStore(Memory(clock))
+def memory(clock: MemoryClock) -> MemoryBackend:
+    return MemoryBackend(clock)
+
+
+@pytest.fixture
+def store(memory: MemoryBackend) -> EngineStore:
+    return EngineStore(memory)
 
 
 def app_of(name: str = "plain", **conf: object) -> Celery:
@@ -40,7 +45,7 @@ def app_of(name: str = "plain", **conf: object) -> Celery:
     return app
 
 
-def test_lock_expires_when_the_clock_is_moved(store: MemoryStore, clock: MemoryClock) -> None:
+def test_lock_expires_when_the_clock_is_moved(store: EngineStore, clock: MemoryClock) -> None:
     assert isinstance(store.acquire(NAME, "o.1", 30_000, REQUEST), Acquired)
     clock.travel(29.999)
     assert isinstance(store.acquire(NAME, "p.1", 30_000, REQUEST), Held)
@@ -70,7 +75,7 @@ def test_stores_with_two_prefixes_share_no_lock() -> None:
     assert isinstance(other.acquire(NAME, "p.1", 30_000, REQUEST), Acquired)
 
 
-def test_release_wakes_the_call_that_has_waited_for_the_longest_time(store: MemoryStore) -> None:
+def test_release_wakes_the_call_that_has_waited_for_the_longest_time(store: EngineStore, memory: MemoryBackend) -> None:
     store.acquire(NAME, "o.1", 30_000, REQUEST)
     store.acquire(NAME, "p.1", 30_000, REQUEST._replace(notify=True))
     woken: list[str] = []
@@ -82,7 +87,7 @@ def test_release_wakes_the_call_that_has_waited_for_the_longest_time(store: Memo
     threads = [threading.Thread(target=wait, args=(who,)) for who in ("first", "second")]
     for number, thread in enumerate(threads, 1):
         thread.start()
-        while len(store.memory.data(NAME).tickets) < number:
+        while len(memory.data(NAME).tickets) < number:
             time.sleep(0.001)
     assert store.release(NAME, "o.1", ReleaseRequest()).woke
     for thread in threads:
@@ -90,7 +95,7 @@ def test_release_wakes_the_call_that_has_waited_for_the_longest_time(store: Memo
     assert woken == ["first"]
 
 
-def test_forked_process_cannot_use_the_store(store: MemoryStore) -> None:
+def test_forked_process_cannot_use_the_store(store: EngineStore) -> None:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -105,18 +110,18 @@ def test_forked_process_cannot_use_the_store(store: MemoryStore) -> None:
     os.close(writer)
 
 
-def test_store_that_a_test_makes_fail_refuses_every_command(store: MemoryStore) -> None:
-    store.memory.failure = "the test took it away"
+def test_store_that_a_test_makes_fail_refuses_every_command(store: EngineStore, memory: MemoryBackend) -> None:
+    memory.failure = "the test took it away"
     with pytest.raises(StoreUnavailable, match="the test took it away"):
         store.acquire(NAME, "o.1", 30_000, REQUEST)
 
 
-def test_expired_records_do_not_stay_for_ever(store: MemoryStore, clock: MemoryClock) -> None:
+def test_expired_records_do_not_stay_for_ever(store: EngineStore, memory: MemoryBackend, clock: MemoryClock) -> None:
     store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True))
     clock.travel(24 * 3600)
     for _ in range(10_000):
         store.inspect(NAME)
-    assert store.memory.bucket(NAME).marks == {}
+    assert memory.names.keys() == {(NAME.bucket, NAME.text)}
 
 
 def test_durability_is_refused() -> None:

@@ -1,14 +1,14 @@
-"""State of one dashboard, used by all its pages: the app, its ``LockControl``, the templates and the counts."""
+"""The state of one dashboard: its app, ``LockControl``, templates and counts. And a request for one of its pages."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import jinja2
@@ -18,18 +18,24 @@ from starlette.responses import HTMLResponse, Response
 
 from ..control import Counts, Health, LockControl, Workers
 from ..errors import StoreUnavailable
-from ..reports import facts
+from ..reports import tables
+from ..reports.actions import ACTIONS
+from ..reports.checks import Check, checks_of
 from ..reports.documents import iso
+from ..reports.durations import shown_duration
 from ..runtime import Runtime
 from . import csrf
 from .access import Access, User, rights_of, user_of
 from .page_threads import PageThreads
+from .samples import Sampler
 from .shared import Shared
 
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["Board", "Visit"]
+__all__ = ["FOLDER", "DashboardState", "Visit", "root_of"]
+
+T = TypeVar("T")
 
 FOLDER: Final = Path(__file__).parent
 #: Seconds for which the counts are kept: counting scans the store.
@@ -44,8 +50,8 @@ PROBE_KEPT: Final = 1.0
 ANSWERS_KEPT, ANSWERS_STALE = 15.0, 60.0
 
 
-class Board:
-    """A dashboard.
+class DashboardState:
+    """The state of one dashboard between requests.
 
     Args:
         app: The Celery app.
@@ -68,6 +74,8 @@ class Board:
         self._counts: tuple[float, Counts] | None = None
         self._count_failed: tuple[float, StoreUnavailable | None] = 0.0, None
         self._workers = Shared("ask-workers-for-pages", self.control.workers, ANSWERS_KEPT, ANSWERS_STALE)
+        #: The last hour, for the charts.
+        self.sampler = Sampler(self.control, self.workers)
         self._templates = _templates()
 
     async def visit(self, request: Request) -> Visit:
@@ -108,6 +116,10 @@ class Board:
                     raise
             return self._counts[1]
 
+    def checks(self) -> list[Check]:
+        """Return the checks that ``celery dlock check`` does."""
+        return checks_of(self.app, self.health(), self.counts())
+
     def workers(self, within: float = 0.0) -> Workers | None:
         """Return what live workers answered, at most a minute ago.
 
@@ -140,37 +152,49 @@ class Visit:
     """A request for a page.
 
     Args:
-        board: The dashboard.
+        dashboard: The dashboard.
         request: The request.
         may: The actions that it may do.
         user: The name of its user.
     """
 
-    board: Board
+    dashboard: DashboardState
     request: Request
     may: frozenset[str]
     user: str
 
     @property
     def control(self) -> LockControl:
-        return self.board.control
+        return self.dashboard.control
 
     @property
     def query(self) -> Mapping[str, str]:
         return self.request.query_params
 
+    def read(self, ask: Callable[..., T], limit: int) -> T:
+        """Return the page of a list of ``LockControl`` that the query of the request names.
+
+        Args:
+            ask: The method of ``LockControl``.
+            limit: The highest number of entries.
+        """
+        query = self.query
+        name, task = query.get("name") or None, query.get("task") or None
+        return ask(name, task=task, cursor=query.get("cursor", ""), limit=limit)
+
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """Return the response with a page."""
+        self.dashboard.sampler.opened()
         root = root_of(self.request)
         token = csrf.token_of(self.request) if self.may else ""
-        text = self.board.render(
+        text = self.dashboard.render(
             template,
             root=root,
             here=self.request.scope["path"].removeprefix(root) or "/",
             may=self.may,
             csrf=token,
             user=self.user,
-            store=self.board.store,
+            store=self.dashboard.store,
             **values,
         )
         response = HTMLResponse(text, status)
@@ -194,22 +218,11 @@ def _templates() -> jinja2.Environment:
     )
     made.filters["clock"] = _clock
     made.filters["iso"] = iso
-    made.filters["span"] = _span
+    made.filters["span"] = shown_duration
     made.filters["query"] = lambda values: urlencode({key: value for key, value in values.items() if value})
-    made.globals.update(worker_of=facts.worker_of, seconds_left=facts.seconds_left, now=time.time)
+    made.globals.update(actions=ACTIONS, tables=tables)
     return made
 
 
 def _clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if seconds else ""
-
-
-def _span(seconds: float) -> str:
-    """Return a duration in its two largest units, as ``3 h 20 min``."""
-    rest = max(0, round(seconds))
-    parts: list[str] = []
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        number, rest = divmod(rest, size)
-        if number:
-            parts.append(f"{number} {unit}")
-    return " ".join(parts[:2]) or "0 s"

@@ -1,32 +1,54 @@
-"""Actions of operators: release, hold, settle, requeue and drop."""
+"""``LockControl``: the locks of an app, as operators see and change them."""
 
 from __future__ import annotations
 
+import fnmatch
 import uuid
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from celery.exceptions import TaskRevokedError
 
 from ..errors import DLockError, InvalidLockOptions
-from ..keys.lock_name import LockName, name_from_text, one_seat
+from ..keys.lock_name import UNKNOWN_SEATS, LockName, name_from_text, one_seat
 from ..messaging.parked import ParkedMessage
 from ..options.durations import seconds_within
 from ..options.error_texts import invalid_value
+from ..runtime import Runtime
 from ..store.acquisition import OPERATOR
+from ..store.factory import open_operator_store
 from ..store.model import Grant
-from ..store.operator_model import AuditRecord, RunView
+from ..store.operator import Place
+from ..store.operator_model import (
+    STATES,
+    AuditRecord,
+    ClaimView,
+    DeadLetter,
+    LockView,
+    Page,
+    RunView,
+    State,
+    Waiter,
+    Waiting,
+)
 from ..utils.text import printable
+from . import explanation, summary
+from . import ticks as schedule
+from . import workers as remote
 from .audit import Audit, current_user
-from .reading import LockReader
+from .scanning import scan_all
 
 if TYPE_CHECKING:
     from celery import Celery
+    from typing_extensions import Self
 
-__all__ = ["ACTIONS", "ActionRefused", "LockControl"]
+    from ..store.operator import OperatorStore
 
-#: The actions, by which the rights of an operator are given.
-ACTIONS: Final = frozenset({"release", "hold", "unhold", "resolve", "forget", "requeue", "drop", "drop_claim"})
+__all__ = ["ActionRefused", "LockControl"]
 
+#: The items of a page, if the caller names no limit.
+LIMIT: Final = 100
 #: The shortest and the longest hold, in seconds.
 SHORTEST_HOLD, LONGEST_HOLD = 1.0, 366 * 24 * 3600.0
 #: Characters of a reason that are stored.
@@ -39,6 +61,9 @@ _REFUSALS: Final = {
     "kept": "it is kept by min_hold, keep_on_retry or an operator; a release by force frees it, and unhold ends a hold",
     "fresh": "its holder is alive: the lease was renewed within half its ttl; a release by force frees it all the same",
 }
+
+_Named = TypeVar("_Named", DeadLetter, RunView)
+_Listed = TypeVar("_Listed", DeadLetter, RunView, Waiting)
 
 
 class ActionRefused(DLockError):
@@ -58,7 +83,7 @@ class ActionRefused(DLockError):
         return self.message
 
 
-class LockControl(LockReader):
+class LockControl:
     """The locks of an app: what an operator sees, and may do.
 
     Every method raises :class:`~celery_dlock.StoreUnavailable` if the store does not answer, or refuses. No method
@@ -79,8 +104,183 @@ class LockControl(LockReader):
     """
 
     def __init__(self, app: Celery, user: str | None = None) -> None:
-        super().__init__(app)
+        self._app = app
+        self._runtime = Runtime.of(app)
+        settings = self._runtime.settings
+        self._store: OperatorStore = open_operator_store(
+            settings.locations, timeout=settings.timeout, prefix=settings.prefix
+        )
         self._audit = Audit(app, self._runtime, self._store, user or current_user())
+
+    def close(self) -> None:
+        """Close the connections. The object may be used again afterwards."""
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- reading
+
+    def locks(
+        self,
+        *,
+        task: str | None = None,
+        name: str | None = None,
+        state: State | Iterable[State] | None = None,
+        older_than: float | None = None,
+        cursor: str = "",
+        limit: int = LIMIT,
+    ) -> Page[LockView]:
+        """Return a page of the lock names that are in use, in no order.
+
+        The keys of the store are scanned step by step, so a page may take seconds, and no other client waits for it.
+        A name that is in use from the first page to the last is on at least one of them, and may be on two. Each tick
+        of a name (``once_per="tick"``) is an entry of its own.
+
+        Args:
+            task: Only names that this task holds, has run or has claimed.
+            name: Only names that match this shell pattern, such as ``"shop.*"``.
+            state: Only names that are in this state, or in one of these. Default: any.
+            older_than: Only names whose holder, last run or claim is older than so many seconds.
+            cursor: The ``cursor`` of the page before.
+            limit: The page ends after the scan step that reaches this number of names. It may have about twice as many.
+
+        Raises:
+            InvalidLockOptions: ``state`` is no state.
+            ValueError: ``cursor`` is malformed, or the servers of the store have changed.
+        """
+        return self._store.scan(_states(state), cursor, limit, _matcher(name), _filter(task, older_than))
+
+    def all_locks(
+        self, *, task: str | None = None, name: str | None = None, state: State | Iterable[State] | None = None
+    ) -> Iterator[LockView]:
+        """Yield the lock names of all pages of :meth:`locks`, each once."""
+        return scan_all(self._store, _states(state), _filter(task), _matcher(name))
+
+    def lock(self, name: str) -> LockView:
+        """Return what the store knows of a lock name. A free name has no states.
+
+        Raises:
+            LockKeyError: The text is no lock name.
+        """
+        return self._store.describe(name_from_text(name))
+
+    def waiting(self, name: str | None = None, *, limit: int = 1000) -> tuple[Waiter, ...]:
+        """Return the waiters of a lock, or of all locks, by lock and then by rank.
+
+        Raises:
+            LockKeyError: The text is no lock name.
+        """
+        names: Iterable[LockName] = self._store.queues() if name is None else [self._named(name)]
+        found: list[Waiter] = []
+        for one in names:
+            found += self._store.list_waiters(one, limit - len(found)).waiters
+            if len(found) >= limit:
+                break
+        return tuple(found)
+
+    def _named(self, name: str) -> LockName:
+        """Return the lock name with this text. If it has seats (``limit``), commands look at all of them."""
+        found = name_from_text(name)
+        return found if self._store.seats(found) == 1 else found._replace(seats=UNKNOWN_SEATS)
+
+    def queues(self, *, cursor: str = "", limit: int = LIMIT, each: int = 20) -> Page[Waiting]:
+        """Return a page of the locks that have waiters, each with the first of them. They are in a fixed order.
+
+        Args:
+            cursor: The ``cursor`` of the page before.
+            limit: The highest number of locks.
+            each: The highest number of waiters of each lock.
+
+        Raises:
+            LockKeyError: ``cursor`` is malformed.
+        """
+        found = (self._store.list_waiters(name, each) for name in self._store.queues(_place(cursor)))
+        return _page((queue for queue in found if queue.count), limit, lambda _: "")
+
+    def dead_letters(
+        self, name: str | None = None, *, task: str | None = None, cursor: str = "", limit: int = 1000
+    ) -> Page[DeadLetter]:
+        """Return a page of the dead letters of all locks, or of one lock or task, in a fixed order.
+
+        It reads an index, and scans nothing. A dead letter that was settled since the page before shifts no other one.
+
+        Args:
+            name: The lock name.
+            task: The name of the task.
+            cursor: The ``cursor`` of the page before.
+            limit: The highest number of dead letters.
+
+        Raises:
+            LockKeyError: ``cursor`` is malformed.
+        """
+        found = self._store.dead_letters(_place(cursor))
+        return _page(_some(found, name, task), limit, lambda letter: letter.identity)
+
+    def unknown_outcomes(
+        self, name: str | None = None, *, task: str | None = None, cursor: str = "", limit: int = 1000
+    ) -> Page[RunView]:
+        """Return a page of the runs whose process died in the body (``once_per``), as :meth:`dead_letters` does."""
+        unknown = (run for run in self._store.unsettled_runs(_place(cursor)) if run.state == "unknown")
+        return _page(_some(unknown, name, task), limit, lambda run: run.tick)
+
+    def claims(self, *, task: str | None = None, cursor: str = "", limit: int = LIMIT) -> Page[ClaimView]:
+        """Return a page of the claims of published messages (``unique``), as :meth:`locks` does for names."""
+        page = self.locks(task=task, state="claimed", cursor=cursor, limit=limit)
+        return Page([view.claim for view in page.items if view.claim], page.cursor, page.scanned, page.keys)
+
+    def explain(self, task_id: str) -> explanation.Explanation:
+        """Return what became of a call: its result, and every place of the store in which it is.
+
+        It reads all held locks and claims, so it takes seconds in a store with hundreds of thousands of keys.
+        """
+        return explanation.explain(self._app, self._store, task_id)
+
+    def counts(self, each: Callable[[LockView], object] = lambda _: None) -> summary.Counts:
+        """Return the numbers of locks, waiters, dead letters, unknown outcomes and claims of each task.
+
+        It reads all held locks and claims, as :meth:`explain` does.
+
+        Args:
+            each: Called with the view of each of these names.
+        """
+        return summary.counts(self._store, each)
+
+    def ticks(self, *, recent: int = 3) -> tuple[schedule.TickView, ...]:
+        """Return the last ticks of each entry of ``beat_schedule`` whose task has ``once_per="tick"``.
+
+        The due times are computed from the settings of this app. Schedules that a beat reads from elsewhere, such as
+        those of a database, are not known here.
+
+        Args:
+            recent: The number of ticks of each entry. The newest comes first.
+        """
+        return tuple(schedule.ticks(self._app, self._store, recent))
+
+    def health(self) -> summary.Health:
+        """Return whether the store answers, and what in its setup can lose a lock. Raises no StoreUnavailable."""
+        return summary.health(self._store, [place.shown for place in self._runtime.settings.locations])
+
+    def workers(self, *, timeout: float = 1.0) -> remote.Workers:
+        """Ask the live workers which locks they hold, and how their watchdogs are. Raises no error.
+
+        This uses Celery's remote control, and does not ask the store. If no worker can be asked or none answers,
+        ``problem`` is the reason.
+
+        Args:
+            timeout: Seconds to wait for answers. The call always takes this long: it does not know the number of
+                workers, so it cannot tell when all have answered.
+        """
+        return remote.ask_workers(self._app, timeout)
+
+    def audit(self, limit: int = 100) -> list[AuditRecord]:
+        """Return the newest actions of all operators, the newest first. The store keeps 1000."""
+        return self._audit.records(limit)
+
+    # -- actions
 
     def release(self, name: str, acquisition: str, *, force: bool = False, reason: str = "") -> None:
         """Release a lock, and grant it to the next waiter.
@@ -308,12 +508,53 @@ class LockControl(LockReader):
         self._audit.record("drop_claim", name, reason, f"deleted the claim of {claim.task}[{claim.task_id}]")
         return True
 
-    def audit(self, limit: int = 100) -> list[AuditRecord]:
-        """Return the newest actions of all operators, the newest first. The store keeps 1000."""
-        return self._audit.records(limit)
-
     def _free(self, name: LockName, acquisition: str, *, force: bool) -> None:
         result, granted = self._store.free(name, acquisition, force=force)
         if result != "freed":
             raise ActionRefused(f"{name} was not released: {_REFUSALS[result]}", result)
         self._runtime.grant_publisher.publish_next(name, granted)
+
+
+def _states(given: State | Iterable[State] | None) -> tuple[State, ...]:
+    if given is None:
+        return STATES
+    states: tuple[State, ...] = (given,) if isinstance(given, str) else tuple(given)
+    for state in states:
+        if state not in STATES:
+            raise InvalidLockOptions(invalid_value("state", state, f"one of {', '.join(map(repr, STATES))}"))
+    return states
+
+
+def _matcher(pattern: str | None) -> Callable[[str], bool]:
+    if pattern is None:
+        return lambda _: True
+    return lambda name: fnmatch.fnmatchcase(name, pattern)
+
+
+def _filter(task: str | None, older_than: float | None = None) -> Callable[[LockView], bool]:
+    def accepted(view: LockView) -> bool:
+        if task is not None and task not in (one.task for one in (view.holder, view.run, view.claim) if one):
+            return False
+        return older_than is None or view.at - view.since > older_than
+
+    return accepted
+
+
+def _some(found: Iterable[_Named], name: str | None, task: str | None) -> Iterator[_Named]:
+    return (one for one in found if name in (None, one.name) and task in (None, one.task))
+
+
+# The cursor of a list in a fixed order is the place of the page's last entry: its detail, a space and its lock name.
+
+
+def _page(found: Iterable[_Listed], limit: int, detail: Callable[[_Listed], str]) -> Page[_Listed]:
+    items = tuple(islice(found, limit + 1))
+    if len(items) <= limit:
+        return Page(items)
+    last = items[limit - 1]
+    return Page(items[:limit], f"{detail(last)} {last.name}")
+
+
+def _place(cursor: str) -> Place | None:
+    detail, _, name = cursor.partition(" ")
+    return Place.of(name_from_text(name), detail) if cursor else None

@@ -12,9 +12,10 @@ from starlette.responses import RedirectResponse, Response
 
 from ..control import ActionRefused, LockControl
 from ..errors import InvalidLockOptions, LockKeyError
+from ..reports.actions import ACTIONS
 from ..reports.durations import parse_duration
 from . import csrf
-from .board import Board, Visit, root_of
+from .state import DashboardState, Visit, root_of
 
 __all__ = ["FORMS", "acting"]
 
@@ -22,13 +23,6 @@ __all__ = ["FORMS", "acting"]
 LONGEST, MOST_FIELDS = 64 * 1024, 20
 #: The lists to which a form can lead back.
 _LISTS: Final = frozenset({"waiting", "unknown", "dead"})
-
-_GONE: Final = "Nothing was changed: what the page showed is no longer there."
-#: LockControl.drop() does not tell these cases apart.
-_UNDROPPED: Final = (
-    "The message was not dropped. It is no longer there, it runs already, or its end could not be stored. In the last "
-    "case it is a dead letter now, and the log of the dashboard has the reason."
-)
 
 Form = Mapping[str, str]
 
@@ -102,28 +96,28 @@ def _reason(form: Form) -> str:
     return " ".join(form.get("reason", "").split())
 
 
-def acting(board: Board, verb: str) -> Callable[[Request], Awaitable[Response]]:
+def acting(dashboard: DashboardState, verb: str) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint of a form."""
 
     async def endpoint(request: Request) -> Response:
-        visit = await board.visit(request)
+        visit = await dashboard.visit(request)
         if verb not in visit.may:
             raise HTTPException(403, f"You may not do this: {verb}.")
         form = await _form(request)
         reason = csrf.forged(request, form.get(csrf.FIELD, ""))
         if reason:
             raise HTTPException(403, f"Nothing was changed: {reason}.")
-        return await board.threads.ask_store(_act, visit, verb, form)
+        return await dashboard.threads.ask_store(_act, visit, verb, form)
 
     return endpoint
 
 
 def _act(visit: Visit, verb: str, form: Form) -> Response:
-    board = visit.board
-    board.tasks()  # the end of a message is stored by its task, and a window is read from it
+    dashboard = visit.dashboard
+    dashboard.tasks()  # the end of a message is stored by its task, and a window is read from it
     back = _back(visit, form)
     try:
-        with LockControl(board.app, visit.user) as control:
+        with LockControl(dashboard.app, visit.user) as control:
             done = FORMS[verb](control, form)
     except KeyError as error:
         raise HTTPException(400, f"the form lacks the field {error}") from error
@@ -132,8 +126,8 @@ def _act(visit: Visit, verb: str, form: Form) -> Response:
     except (InvalidLockOptions, LockKeyError) as error:
         raise Refused(400, str(error), back) from error
     if not done:
-        raise Refused(409, _UNDROPPED if verb == "drop" else _GONE, back)
-    board.forget_counts()
+        raise Refused(409, f"Not done: {ACTIONS[verb].gone}.", back)
+    dashboard.forget_counts()
     said = verb if done is True else done
     return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={said}", 303)
 
