@@ -19,6 +19,8 @@ BARS: Final = int(HOUR) // MINUTE
 #: The size of a picture in units of its own, which the style sheet stretches. A bar is STEP wide.
 STEP, HEIGHT = 10, 100
 WIDTH: Final = STEP * BARS
+#: Colours of holders in the style sheet. If a lock had more holders, some share one.
+COLOURS: Final = 8
 #: The kinds of bars from the lowest to the highest; one that a newer worker tells stands below them.
 _ORDER: Final = {value: place for place, value in enumerate((*metric("conflicts").values, *metric("lost").values))}
 
@@ -35,7 +37,7 @@ class Bar(NamedTuple):
         y: Its upper end.
         width: Its width.
         height: Its height.
-        kind: What it shows: the value of a metric's label, or the state of a lock.
+        kind: What it shows, which decides about its colour: the value of a metric's label, or a holder.
         text: What it shows, in words.
     """
 
@@ -53,7 +55,7 @@ class Chart(NamedTuple):
     Args:
         title: What it is.
         total: The number of the whole hour; None if it is not known for any minute.
-        top: The number at the upper end.
+        top: The number at the upper end, which the scale ends with.
         bars: The bars.
         gaps: The minutes of which nothing is known.
         legend: The number of each kind in the hour, if there are kinds.
@@ -92,10 +94,12 @@ class Life(NamedTuple):
 
     Args:
         stretches: Its holders, the oldest first.
+        legend: The holders by the kinds of their bars.
         waiters: The chart of its waiters. Its gaps and times are those of the holders too.
     """
 
     stretches: Sequence[Stretch]
+    legend: Mapping[str, str]
     waiters: Chart
 
 
@@ -126,7 +130,7 @@ def charts(samples: Sequence[Sample], now: float, task: str | None = None) -> li
         for title, read, join in (
             ("Locks taken", counted("acquired"), sum),
             ("Conflicts", counted("conflicts"), sum),
-            ("Waiting calls", waiting, max),
+            ("Waiting calls, most at once", waiting, max),
             ("Lost leases", counted("lost"), sum),
         )
     ]
@@ -150,13 +154,16 @@ def life(changes: Sequence[Change], samples: Sequence[Sample], now: float) -> Li
                 minute[""] = max(minute[""], change.waiting)
     holders = [change for before, change in zip([None, *changes], changes, strict=False) if not change.goes_on(before)]
     stretches = []
+    kinds: dict[str, str] = {}
     for change, end in _with_ends(holders):
         begin, last = max(change.at, start), now if end is None else end
         if change.state and last > begin:
             left, right = ((time - start) / MINUTE * STEP for time in (begin, last))
-            text = f"{clock(begin)} to {'now' if end is None else clock(end)}: {change.state} {change.by}"
-            stretches.append(Stretch(change, change.at, end, Bar(left, 0, right - left, HEIGHT, change.state, text)))
-    return Life(stretches, _chart("Waiters", minutes, now, max))
+            text = f"{clock(begin)} to {'now' if end is None else clock(end)}: {change.holder}"
+            kind = kinds.setdefault(change.holder, f"holder{len(kinds) % COLOURS}")
+            stretches.append(Stretch(change, change.at, end, Bar(left, 0, right - left, HEIGHT, kind, text)))
+    legend = {kind: ", ".join(one for one in kinds if kinds[one] == kind) for kind in kinds.values()}
+    return Life(stretches, legend, _chart("Waiters, most at once", minutes, now, max))
 
 
 def _with_ends(changes: Sequence[Change]) -> Iterator[tuple[Change, float | None]]:
@@ -218,7 +225,7 @@ def _chart(title: str, minutes: Minutes, now: float, join: Join) -> Chart:
             height = HEIGHT * minute[kind] / max(1, top)
             y -= height
             if height:
-                bars.append(Bar(x, y, STEP, height, kind, f"{at}: {minute[kind]} {kind}".strip()))
+                bars.append(Bar(x, y, STEP - 1, height, kind, f"{at}: {minute[kind]} {kind}".strip()))
     return Chart(
         title,
         join(sum(minute.values()) for minute in known) if known else None,

@@ -83,6 +83,11 @@ class Change(NamedTuple):
         by = holder.worker or holder.operator
         return cls(view.name, since, holder.state, holder.acquisition, holder.task_id, by, view.waiting)
 
+    @property
+    def holder(self) -> str:
+        """The worker or the operator, and the state unless that is ``"held"``."""
+        return self.by if self.state == "held" else f"{self.by} ({self.state})" if self.by else self.state
+
     def goes_on(self, before: Change | None) -> bool:
         """Return whether the holder is the same as before, in the same state."""
         return before is not None and (before.acquisition, before.state) == (self.acquisition, self.state)

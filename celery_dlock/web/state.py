@@ -26,6 +26,7 @@ from ..reports.durations import shown_duration
 from ..runtime import Runtime
 from . import csrf
 from .access import Access, User, rights_of, user_of
+from .charts import HEIGHT, WIDTH
 from .page_threads import PageThreads
 from .samples import Sampler
 from .shared import Shared
@@ -220,7 +221,7 @@ def _templates() -> jinja2.Environment:
     made.filters["iso"] = iso
     made.filters["span"] = shown_duration
     made.filters["query"] = lambda values: urlencode({key: value for key, value in values.items() if value})
-    made.globals.update(actions=ACTIONS, tables=tables)
+    made.globals.update(width=WIDTH, height=HEIGHT, actions=ACTIONS, tables=tables)
     return made
 
 

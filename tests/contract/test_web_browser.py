@@ -1,7 +1,9 @@
 """The dashboard in a real browser."""
 
 import base64
+import dataclasses
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +17,13 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from celery_dlock import singleton_task
-from celery_dlock.control import LockControl
+from celery_dlock.control import Counts, LockControl, LockView, Workers, WorkerView
 from celery_dlock.keys.lock_name import LockName, shared_name
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Requester
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.web import dashboard
+from celery_dlock.web.samples import Samples
 from tests.contract import queue_helpers as queue
 from tests.contract.helpers import NAME, TTL, request_of, take
 from tests.contract.test_control_reads import bury, claim, die, every_state, name
@@ -77,8 +80,13 @@ def app(make_app: Callable[..., Celery], lock_url: str) -> Celery:
 
 
 @pytest.fixture
-def site(app: Celery) -> Iterator[str]:
-    with running_site(dashboard(app, access=lambda _: "act", user=lambda _: "ada")) as address:
+def web(app: Celery) -> Starlette:
+    return dashboard(app, access=lambda _: "act", user=lambda _: "ada")
+
+
+@pytest.fixture
+def site(web: Starlette) -> Iterator[str]:
+    with running_site(web) as address:
         yield address
 
 
@@ -318,20 +326,69 @@ def stock(store: RedisStore) -> None:
         store.release(one, acquisition, ReleaseRequest(outcome_unknown=True))
 
 
+def remember(samples: Samples, lock: LockView) -> None:
+    """Fill the last hour with what workers of a shop would have counted, and with earlier holders of a lock."""
+    now = time.time()
+    taken, skipped, queued, lost = 0, 0, 0, 0
+    counts = Counts({}, {}, {}, {}, {}, {}, {}, {})
+    for ago in range(3600, 0, -30):
+        busy = 10 + ago // 120 % 14
+        taken, skipped, queued = taken + busy, skipped + busy // 3, queued + (busy // 4 if ago < 2400 else 0)
+        lost += ago == 1500
+        view = WorkerView("celery@shop1", pid=7, counters={
+            "acquired": {"shop.send_invoice": {"": taken}},
+            "conflicts": {"shop.update_stock": {"skipped": skipped, "queued": queued}},
+            "lost": {"shop.update_stock": {"forgotten": lost}},
+        })  # fmt: skip
+        waiting = max(0, 7 - abs(ago - 1200) // 150) + (3 if ago < 400 else 0)
+        run = ago // 420  # a holder every seven minutes, and the present one since three minutes
+        holder = dataclasses.replace(
+            lock.holder, acquisition=f"{run}.1", worker=f"celery@shop{run % 3 + 1}", task_id=str(uuid.UUID(int=run)),
+            since=lock.at - run * 420 - 400,
+        )  # fmt: skip
+        locks = {lock.name: dataclasses.replace(lock, holder=holder, waiting=waiting)} if ago % 420 > 60 else {}
+        shown = dataclasses.replace(counts, waiting={"shop.update_stock": waiting})
+        samples.add(
+            now - ago - 30,
+            now - ago,
+            shown,
+            {name: dataclasses.replace(view, at=lock.at - ago) for name, view in locks.items()},
+            Workers([view]),
+        )
+
+
 @pytest.mark.skipif(not PICTURES, reason="only for `make dashboard-pictures`")
-def test_pictures(browser: Browser, app: Celery, site: str, store: RedisStore) -> None:
+def test_pictures(browser: Browser, app: Celery, web: Starlette, site: str, store: RedisStore) -> None:
     @singleton_task(
         app=app, name="shop.send_sms", key="sms:{customer}", scope="shared", once_per=86400, after_crash="hold"
     )
     def send_sms(customer: str) -> None: ...
 
+    @singleton_task(app=app, name="shop.update_stock", key="stock:{city}", scope="shared", on_conflict="queue")
+    def update_stock(city: str) -> None: ...
+
     stock(store)
     with LockControl(app, "grace") as control:
         control.hold(shared_name("gateway").text, 7200, "the SMS gateway is down, ticket 1337")
+        remember(web.state.sampler.samples, control.lock(shared_name("stock:berlin").text))
     lock = f"/lock?name={quote(shared_name('stock:berlin').text)}"
-    for shown, path in (("overview", "/"), ("locks", "/locks"), ("lock", lock), ("unknown", "/unknown")):
-        browser.narrow(1280, 400)
-        browser.open(f"{site}{path}")
-        browser.narrow(1280, min(1400, browser.run("return document.documentElement.scrollHeight")))
-        picture = browser.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
-        (Path(PICTURES) / f"{shown}.png").write_bytes(base64.b64decode(picture))
+    pages = {
+        "overview": "/",
+        "locks": "/locks",
+        "lock": lock,
+        "unknown": "/unknown",
+        "task": "/task?name=shop.update_stock",
+    }
+    for width, scheme, suffix in (
+        (1280, "light", ""),
+        (1280, "dark", "-dark"),
+        (375, "light", "-phone"),
+        (375, "dark", "-phone-dark"),
+    ):
+        browser.scheme(scheme)
+        for shown, path in pages.items():
+            browser.narrow(width, 400)
+            browser.open(f"{site}{path}")
+            browser.narrow(width, min(1400, browser.run("return document.documentElement.scrollHeight")))
+            picture = browser.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
+            (Path(PICTURES) / f"{shown}{suffix}.png").write_bytes(base64.b64decode(picture))

@@ -46,7 +46,7 @@ def test_counters_of_a_minute_are_added_up() -> None:
 
 
 def test_waiting_calls_of_a_minute_are_the_most_at_once() -> None:
-    chart = named("Waiting calls", [sample(25, waiting=7), sample(5, waiting=2)])
+    chart = named("Waiting calls, most at once", [sample(25, waiting=7), sample(5, waiting=2)])
     assert (chart.total, chart.top) == (7, 7)
     assert numbers(chart)["15:29"] == ["7"]
 
@@ -62,7 +62,7 @@ def test_conflicts_are_stacked_by_outcome_with_a_legend() -> None:
 def test_chart_of_a_task_has_only_its_numbers() -> None:
     assert named("Locks taken", [sample(5, acquired_=4)], "pay").total == 4
     assert named("Locks taken", [sample(5, acquired_=4)], "other").total == 0
-    assert named("Waiting calls", [sample(5, waiting=4)], "other").total == 0
+    assert named("Waiting calls, most at once", [sample(5, waiting=4)], "other").total == 0
 
 
 def test_minutes_without_a_sample_are_gaps() -> None:
@@ -79,7 +79,7 @@ def test_rare_sample_covers_the_minutes_since_the_one_before() -> None:
     assert len(named("Locks taken", slow).gaps) == 56
     assert numbers(named("Locks taken", slow))["15:29"] == ["1"]
     expected = {"15:26": ["3"], "15:27": ["4"], "15:28": ["4"], "15:29": ["4"]}
-    assert known(named("Waiting calls", slow)) == expected
+    assert known(named("Waiting calls, most at once", slow)) == expected
 
 
 def test_sample_older_than_the_chart_is_not_shown() -> None:
@@ -89,7 +89,7 @@ def test_sample_older_than_the_chart_is_not_shown() -> None:
 def test_counters_are_unknown_while_no_worker_counts() -> None:
     blind = sample(5, waiting=3)._replace(counting=0)
     assert named("Lost leases", [blind]).total is None
-    assert named("Waiting calls", [blind]).total == 3
+    assert named("Waiting calls, most at once", [blind]).total == 3
 
 
 def held(ago: float, acquisition: str, waiting: int = 0) -> Change:
@@ -106,7 +106,7 @@ def test_life_of_a_lock_shows_its_holders_and_the_time_between() -> None:
     first, second = (one.bar for one in found.stretches)
     assert (first.x, first.width) == (0, pytest.approx(WIDTH - 205))  # half a minute of the last bar is to come
     assert (second.x + second.width, second.width) == (pytest.approx(WIDTH - 5), pytest.approx(100))
-    assert second.text == "15:19 to now: held w1"
+    assert second.text == "15:19 to now: w1"
 
 
 def test_life_of_a_lock_counts_its_waiters_in_sampled_minutes() -> None:
@@ -118,3 +118,16 @@ def test_life_of_a_lock_counts_its_waiters_in_sampled_minutes() -> None:
 def test_free_lock_that_no_sample_saw_has_an_empty_life() -> None:
     found = life([Change("a", NOW)], [sample(5)], NOW)
     assert (found.stretches, found.waiters.total, found.waiters.bars) == ([], 0, [])
+
+
+def test_holders_of_a_lock_have_kinds_of_their_own_by_worker_and_state() -> None:
+    granted = Change("a", NOW - 300, "granted", "z.1")
+    changes = [held(900, "x.1"), held(600, "y.1")._replace(by="w2"), granted, held(100, "z.2")]
+    found = life(changes, [], NOW)
+    assert [one.bar.kind for one in found.stretches] == ["holder0", "holder1", "holder2", "holder0"]
+    assert found.legend == {"holder0": "w1", "holder1": "w2", "holder2": "granted"}
+
+
+def test_holders_above_the_number_of_colours_share_one() -> None:
+    changes = [held(900 - 10 * number, f"{number}.1")._replace(by=f"w{number}") for number in range(9)]
+    assert life(changes, [], NOW).legend["holder0"] == "w0, w8"
