@@ -161,7 +161,7 @@ def life(changes: Sequence[Change], samples: Sequence[Sample], now: float) -> Li
             left, right = ((time - start) / MINUTE * STEP for time in (begin, last))
             text = f"{clock(begin)} to {'now' if end is None else clock(end)}: {change.holder}"
             kind = kinds.setdefault(change.holder, f"holder{len(kinds) % COLOURS}")
-            stretches.append(Stretch(change, change.at, end, Bar(left, 0, right - left, HEIGHT, kind, text)))
+            stretches.append(Stretch(change, change.at, end, Bar(left, 0, max(2, right - left - 1), HEIGHT, kind, text)))
     legend = {kind: ", ".join(one for one in kinds if kinds[one] == kind) for kind in kinds.values()}
     return Life(stretches, legend, _chart("Waiters, most at once", minutes, now, max))
 
@@ -206,6 +206,8 @@ def _minutes(
             minute = minutes[place] = minutes[place] or Counter()
             for kind, number in found.items() if found and (place == last or join is max) else ():
                 minute[kind] = join((minute[kind], number))
+    if minutes[-1] is None and minutes[-2] is not None:
+        minutes[-1] = Counter()  # the sample of the present minute is still to come
     return minutes
 
 

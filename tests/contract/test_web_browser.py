@@ -43,6 +43,7 @@ PAGES = [
     "/unknown",
     "/dead",
     "/tasks",
+    "/task?name=app.post",
     "/ticks",
     "/explain?id=h",
     "/audit",
@@ -242,6 +243,32 @@ def test_no_page_scrolls_sideways_at_320_pixels(browser: Browser, site: str, sto
     for path in PAGES:
         browser.open(f"{site}{path}")
         assert browser.run("return document.documentElement.scrollWidth") <= 320, path
+
+
+@pytest.mark.parametrize("width", [1920, 1280, 800, 375])
+def test_cards_of_the_overview_fill_their_rows(browser: Browser, site: str, store: RedisStore, width: int) -> None:
+    browser.narrow(width)
+    browser.open(f"{site}/")
+    edges = browser.run(
+        "return [document.querySelector('.cards'), ...document.querySelectorAll('.cards li')]"
+        ".map(one => one.getBoundingClientRect()).map(one => [Math.round(one.top), Math.round(one.right)])"
+    )
+    (_, end), *cards = edges
+    assert len(cards) == 7
+    assert {max(right for top, right in cards if top == row) for row, _ in cards} == {end}
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_navigation_on_a_phone_is_a_menu(site: str, scripts: bool) -> None:
+    with running_browser(scripts=scripts) as browser:
+        browser.narrow(375)
+        browser.open(f"{site}/")
+        links = browser.all("nav a[href='/ticks']")
+        assert [link.is_displayed() for link in links] == [False, False]
+        browser.click("nav summary")
+        assert [link.is_displayed() for link in links] == [False, True]
+        browser.click("nav.narrow a[href='/ticks']")
+        eventually(lambda: "Ticks" in browser.one("main h1").text)
 
 
 def test_lock_is_released_with_the_keyboard_only(browser: Browser, site: str, store: RedisStore) -> None:

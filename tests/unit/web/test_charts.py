@@ -74,6 +74,11 @@ def test_minutes_without_a_sample_are_gaps() -> None:
     assert "15:10: unknown" in chart.text
 
 
+def test_present_minute_is_no_gap_before_its_sample() -> None:
+    assert len(named("Locks taken", [sample(35, acquired_=1)]).gaps) == 58
+    assert len(named("Locks taken", [sample(95, acquired_=1)]).gaps) == 59
+
+
 def test_rare_sample_covers_the_minutes_since_the_one_before() -> None:
     slow = [sample(185, waiting=3, acquired_=1), sample(5, since=185, waiting=4, acquired_=1)]
     assert len(named("Locks taken", slow).gaps) == 56
@@ -104,8 +109,8 @@ def test_life_of_a_lock_shows_its_holders_and_the_time_between() -> None:
         ("y.1", 600, None),
     ]
     first, second = (one.bar for one in found.stretches)
-    assert (first.x, first.width) == (0, pytest.approx(WIDTH - 205))  # half a minute of the last bar is to come
-    assert (second.x + second.width, second.width) == (pytest.approx(WIDTH - 5), pytest.approx(100))
+    assert (first.x, first.width) == (0, pytest.approx(WIDTH - 206))  # half a minute of the last bar is to come
+    assert (second.x + second.width, second.width) == (pytest.approx(WIDTH - 6), pytest.approx(99))
     assert second.text == "15:19 to now: w1"
 
 
