@@ -16,7 +16,7 @@ from typing import Any
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LocalLeaseTable
-from celery_dlock.locking.watchdog import ROUND, Watchdog
+from celery_dlock.locking.watchdog import ROUND, Watchdog, WatchdogHooks
 from celery_dlock.store.redis.store import RedisStore
 
 TTL = 9.0
@@ -59,8 +59,8 @@ def count_steps(leases: int) -> tuple[collections.Counter[str], list[int]]:
     """Return the steps of some rounds by function, and the garbage collections of many rounds by generation."""
     clock, table, server = _Clock(), LocalLeaseTable(), _Server()
     store = RedisStore(server, "dlock")  # type: ignore[arg-type]
-    watchdog = Watchdog(store, clock, 0.4, lambda record, reason: None)
-    watchdog._loop.running.take()  # noqa: SLF001  # so no thread starts
+    watchdog = Watchdog({0.4: store}, clock, WatchdogHooks())
+    watchdog._loop.running.acquire(blocking=False)  # noqa: SLF001  # so no thread starts
     watchdog.watch(LocalLeaseSource(table, lambda record, released: None))
     for number in range(leases):
         record = table.open(shared_name(f"held:{number}"), f"owner.{number}", TTL)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from . import signals
 from .config.settings import Settings
@@ -24,7 +24,7 @@ from .locking.lease_source import LocalLeaseSource
 from .locking.lease_table import BodyAborter, LeaseRecord, LeaseTable, LocalLeaseTable
 from .locking.other_tables import NoOtherTable, other_table
 from .locking.owner import OwnerContext, current_context
-from .locking.watchdog import LINGER, Watchdog
+from .locking.watchdog import LINGER, Watchdog, WatchdogHooks
 from .messaging.handoff import GrantPublisher
 from .messaging.receive_order import ReceiveOrder
 from .options.lock_options import LockOptions
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from .keys.key_spec import LockName
+    from .locking.events import Kind
     from .locking.lock_files import LockFiles
     from .store.base import LockStore
     from .store.model import Grant, Released
@@ -53,6 +54,8 @@ __all__ = ["NO_WORKER", "Runtime", "WorkerHooks"]
 WATCHDOG_TIMEOUT = 0.4
 #: Seconds that it waits while no lease ends soon, so that a slow store costs no lease.
 PATIENT_TIMEOUTS = (0.7, 1.5, 3.0)
+#: Seconds for which the processes of a worker skip a store that timed out (circuit breaker).
+BREAKER_RESET = 2.0
 #: The longest release, as a multiple of the store timeout: its commands, and the connections that it opens.
 RELEASE_STEPS = 4
 
@@ -60,60 +63,42 @@ RELEASE_STEPS = 4
 _ATTRIBUTE = "_celery_dlock"
 
 
-class WorkerHooks(Protocol):
-    """The part of a runtime that only the main process of a worker can provide."""
+class WorkerHooks:
+    """The part of a runtime that only the main process of a worker can provide.
 
-    @property
-    def aborter(self) -> BodyAborter | None:
-        """The aborter for bodies whose lease is lost (``on_lost="abort"``); None if the pool cannot stop a body."""
-        ...
+    These are the hooks of a process that is no worker: a publisher, beat or a program that takes a ``Lock``.
+    """
+
+    #: The aborter for bodies whose lease is lost (``on_lost="abort"``); None if the pool cannot stop a body.
+    aborter: BodyAborter | None = None
 
     def may_be_redelivered(self, acquisition: str) -> bool:
         """Return whether the broker may have delivered the message of this acquisition to another worker."""
-        ...
+        return False
 
     def kill_deadline(self, acquisition: str) -> float:
         """Return the time by which the process of this acquisition must have ended, on the monotonic clock.
 
         It is 0 unless Celery kills the process for the task's hard time limit; then it is some seconds after the limit.
         """
-        ...
-
-    def describe(self, owner: str) -> dict[str, Any]:
-        """Return the task and the task id of an owner, as fields of an event; empty if the owner is unknown."""
-        ...
-
-    def monitored_as(self) -> str | None:
-        """Return the name under which to send monitor events; None while the worker sends none."""
-        ...
-
-    def hand_off(self, name: LockName, grant: Grant | None) -> None:
-        """Make the queue sweeper publish a granted message. If ``grant`` is None, do nothing."""
-        ...
-
-
-class _NoWorker:
-    """The hooks of a process that is no worker: a publisher, beat or a program that takes a ``Lock``."""
-
-    aborter = None
-
-    def may_be_redelivered(self, acquisition: str) -> bool:
-        return False
-
-    def kill_deadline(self, acquisition: str) -> float:
         return 0.0
 
     def describe(self, owner: str) -> dict[str, Any]:
+        """Return the task and the task id of an owner, as fields of an event; empty if the owner is unknown."""
         return {}
 
     def monitored_as(self) -> str | None:
+        """Return the name under which to send monitor events; None while the worker sends none."""
         return None
 
     def hand_off(self, name: LockName, grant: Grant | None) -> None:
-        """Do nothing: the queue sweeper of a worker finds the grant in the store."""
+        """Make the queue sweeper publish a granted message, if there is one.
+
+        Without a worker, do nothing: the queue sweeper of another one finds the grant in the store.
+        """
 
 
-NO_WORKER: Final = _NoWorker()
+NO_WORKER: Final = WorkerHooks()
 
 
 class Runtime:
@@ -140,7 +125,7 @@ class Runtime:
         #: Writes to OpenTelemetry spans. Set when `settings` is first read.
         self.spans: NoSpans = NO_SPANS
         self._processes = _Processes(lambda: self._begin(None))
-        signals.feed(self.listeners, app, self)
+        signals.feed(self.listeners, app, self.monitored_as)
 
     @classmethod
     def of(cls, app: Celery) -> Runtime:
@@ -220,16 +205,11 @@ class Runtime:
     def disconnected_at(self, now: float) -> None:
         self._disconnected_at[0] = now
 
-    # The next four methods read `self.worker` at each call, because the worker sets it after the runtime is created.
+    # The next two methods read `self.worker` at each call, because the worker sets it after the runtime is created.
 
-    def monitored_as(self) -> str | None:
+    def monitored_as(self, _kind: Kind | None = None) -> str | None:
+        """Return the name under which the worker sends monitor events of any kind; None while it sends none."""
         return self.worker.monitored_as()
-
-    def _may_be_redelivered(self, acquisition: str) -> bool:
-        return self.worker.may_be_redelivered(acquisition)
-
-    def _kill_deadline(self, acquisition: str) -> float:
-        return self.worker.kill_deadline(acquisition)
 
     def _freed(self, record: LeaseRecord, released: Released) -> None:
         if released.ours:
@@ -242,10 +222,6 @@ class Runtime:
         first = remark not in self._remarks
         self._remarks.add(remark)
         return first
-
-    def wake_watchdog(self) -> None:
-        """Make sure that a watchdog reads this process's lease table."""
-        self._here().wake_watchdog()
 
     def owner_context(self) -> OwnerContext:
         """Return the owner context of the running execution or, outside of one, of this thread."""
@@ -294,22 +270,22 @@ class Runtime:
     def _here(self) -> _Process:
         return self._processes[os.getpid()]
 
-    def _begin(self, kept: LeaseTable | None) -> _Process:
-        settings = self.settings
-        recorder = None if self.counts.meter is None else self.counts.meter.recorder
-        watchdog = self.new_watchdog(self.open_store, settings.timeout, self._may_be_redelivered)
-        if kept is None and settings.locations[0].kind != "memory":
-            kept = self._other_table()
-        lease_table: LeaseTable
-        if kept is None:
-            own = LocalLeaseTable()
+    @property
+    def _recorder(self) -> Recorder | None:
+        return None if self.counts.meter is None else self.counts.meter.recorder
+
+    def _begin(self, lease_table: LeaseTable | None) -> _Process:
+        settings, recorder = self.settings, self._recorder
+        watchdog = self.new_watchdog(self.open_store, settings.timeout)
+        if lease_table is None and settings.locations[0].kind != "memory":
+            lease_table = self._other_table()
+        if lease_table is None:
+            lease_table = own = LocalLeaseTable()
             source = LocalLeaseSource(own, self._freed)
-            lease_table, wake = own, lambda: watchdog.watch(source)
-        else:
-            lease_table, wake = kept, _kept_elsewhere
+            own.wake = lambda: watchdog.watch(source)
         store = self.open_store(settings.timeout)
-        failed = recorder.store_failed if recorder else _uncounted
-        breaker = CircuitBreaker(self._store_state, self.clock, settings.breaker_reset, settings.timeout, failed)
+        failed = recorder.store_failed if recorder else lambda _error: None
+        breaker = CircuitBreaker(self._store_state, self.clock, BREAKER_RESET, settings.timeout, failed)
         grant_publisher = GrantPublisher(
             self.app,
             store,
@@ -320,43 +296,21 @@ class Runtime:
             self.counts,
         )
         lock_client = LockClient(
-            store,
-            lease_table,
-            wake,
-            self.clock,
-            self.listeners,
-            grant_publisher.publish_next,
-            breaker,
-            recorder,
+            store, lease_table, self.clock, self.listeners, grant_publisher.publish_next, breaker, recorder
         )
         unsure = ClaimRollback(lambda: self.open_store(settings.timeout), self.clock)
-        return _Process(lease_table, watchdog, lock_client, grant_publisher, store, unsure, wake)
+        return _Process(lease_table, watchdog, lock_client, grant_publisher, store, unsure)
 
-    def new_watchdog(
-        self,
-        open_store: Callable[[float], LockStore],
-        timeout: float,
-        doubtful: Callable[[str], bool] = lambda acquisition: False,
-    ) -> Watchdog:
+    def new_watchdog(self, open_store: Callable[[float], LockStore], timeout: float) -> Watchdog:
         """Return a watchdog for the leases in one store. It reports losses as this app's.
 
         Args:
             open_store: Opens the store, with a timeout.
             timeout: The timeout of the lock clients of that store.
-            doubtful: As for :class:`Watchdog`.
         """
-        recorder = None if self.counts.meter is None else self.counts.meter.recorder
-        return Watchdog(
-            _watchdog_store(open_store(WATCHDOG_TIMEOUT), recorder),
-            self.clock,
-            WATCHDOG_TIMEOUT,
-            _LossNotifier(self).lost,
-            doubtful,
-            {timeout: _watchdog_store(open_store(timeout), recorder) for timeout in PATIENT_TIMEOUTS},
-            max(LINGER, RELEASE_STEPS * timeout),
-            self._kill_deadline,
-            functools.partial(recorder.observe, "renewal_margin_seconds") if recorder else _uncounted,
-        )
+        recorder = self._recorder
+        stores = {each: _watchdog_store(open_store(each), recorder) for each in (WATCHDOG_TIMEOUT, *PATIENT_TIMEOUTS)}
+        return Watchdog(stores, self.clock, _WatchdogHooks(self), max(LINGER, RELEASE_STEPS * timeout))
 
     def _other_table(self) -> LeaseTable | None:
         """Return a lease table that the worker of another app reads, if this process is a child of such a worker."""
@@ -381,7 +335,6 @@ class _Process:
     grant_publisher: GrantPublisher
     lock_store: LockStore
     claim_rollback: ClaimRollback
-    wake_watchdog: Callable[[], bool]
 
 
 class _Processes(dict[int, _Process]):
@@ -396,8 +349,8 @@ class _Processes(dict[int, _Process]):
         return self.setdefault(pid, self._begin())
 
 
-class _LossNotifier:
-    """The reporter of lost leases. It has its own thread, because a slow listener must not delay the watchdog."""
+class _WatchdogHooks(WatchdogHooks):
+    """The hooks of an app's watchdogs. A thread reports losses, because a slow listener must not delay a watchdog."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -414,17 +367,18 @@ class _LossNotifier:
             self._runtime.counts.count("lost", facts.get("task", task_of_name(name)), reason.cause.value)
             self._runtime.listeners.emit("lost", name=name.text, owner=owner, reason=reason, **facts)
 
+    def renewed(self, margin: float) -> None:
+        self._runtime.counts.observe("renewal_margin_seconds", margin)
+
+    def may_be_redelivered(self, acquisition: str) -> bool:
+        return self._runtime.worker.may_be_redelivered(acquisition)
+
+    def kill_deadline(self, acquisition: str) -> float:
+        return self._runtime.worker.kill_deadline(acquisition)
+
 
 def _watchdog_store(store: LockStore, recorder: Recorder | None) -> LockStore:
     if recorder is not None:
         for command in ("renew", "release"):
             vars(store)[command] = recorder.timed(command, getattr(store, command))
     return store
-
-
-def _uncounted(_fact: object) -> None:
-    """Do nothing: metrics are off."""
-
-
-def _kept_elsewhere() -> bool:
-    return True  # a watchdog is awake: that of the main process, which reads the lease table of this pool child

@@ -10,13 +10,15 @@ A new kind of event needs an entry in ``Kind`` (:mod:`.locking.events`), a signa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from celery.utils.dispatch import Signal
 
 from .locking.events import Event, Kind, Listeners
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from celery import Celery
 
 __all__ = [
@@ -67,47 +69,29 @@ _SIGNALS: Final[dict[Kind, Signal]] = {
 }
 
 
-class Monitored(Protocol):
-    """The worker, as far as monitor events need it."""
-
-    def monitored_as(self) -> str | None:
-        """Return the name under which the worker sends events; None while it sends none."""
-        ...
-
-
-class Watched(Protocol):
-    """The runtime, as far as monitor events need it."""
-
-    @property
-    def worker(self) -> Monitored:
-        """The worker of this process. It is set after the listeners."""
-        ...
-
-
-def feed(listeners: Listeners, app: Celery, watched: Watched) -> None:
+def feed(listeners: Listeners, app: Celery, monitored_as: Callable[[Kind | None], str | None]) -> None:
     """Send signals, and monitor events while the worker sends events, for each event of ``listeners``.
 
     Args:
         listeners: The source of the events.
         app: The app whose broker carries the monitor events.
-        watched: The runtime of the app.
+        monitored_as: Returns the name under which the worker sends events of a kind; None while it sends none.
     """
 
-    def signal(event: Event) -> None:
+    def tell(event: Event) -> None:
         sender = app.tasks.get(event.task) if event.task else None
         _SIGNALS[event.kind].send(sender=sender, event=event)
+        if (node := monitored_as(event.kind)) is not None:
+            fields: dict[str, Any] = {
+                "name": event.name,
+                "owner": event.owner,
+                "token": event.token,
+                "reason": event.reason,
+            }
+            if event.kind == "bypassed":
+                fields["local"] = event.local
+            with app.events.default_dispatcher(hostname=node) as dispatcher:
+                dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
 
-    def monitor(event: Event) -> None:
-        fields: dict[str, Any] = {
-            "name": event.name,
-            "owner": event.owner,
-            "token": event.token,
-            "reason": event.reason,
-        }
-        if event.kind == "bypassed":
-            fields["local"] = event.local
-        with app.events.default_dispatcher(hostname=watched.worker.monitored_as()) as dispatcher:
-            dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
-
-    listeners.add(signal, lambda kind: _SIGNALS[kind].receivers)
-    listeners.add(monitor, lambda _kind: watched.worker.monitored_as())
+    # One filter for both, because each run of a task asks it twice.
+    listeners.add(tell, lambda kind: _SIGNALS[kind].receivers or monitored_as(kind))

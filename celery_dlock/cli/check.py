@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..reports.checks import checks_of, store_checks
+from ..reports.checks import checks_of, store_checks, version_check
 from ..reports.tables import CHECKS
 from .options import DURATION, listing, option
 from .session import NOTHING, UNAVAILABLE, session
@@ -26,7 +26,7 @@ __all__ = ["check"]
 )  # fmt: skip
 @listing
 def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, form: str | None) -> None:
-    """Check the store, the rights of this user, what waits for a decision, and the delivery limits of queues.
+    """Check the store, the rights of this user, what waits for a decision, the queues, and the workers' versions.
 
     Exit code 1 if there is a problem.
     """
@@ -38,7 +38,7 @@ def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, for
             context.exit(UNAVAILABLE)
         counts = opened.control.counts()
         limits = {"max_wait": max_wait, "max_hold": max_hold, "max_dead": max_dead, "max_unknown": max_unknown}
-        checks = checks_of(opened.app, health, counts, **limits)
+        checks = [*checks_of(opened.app, health, counts, **limits), version_check(opened.control.workers())]
         opened.out.show(checks, CHECKS)
         if any(check.problem for check in checks):
             context.exit(NOTHING)

@@ -163,11 +163,6 @@ SETTINGS: Final = {
         _seconds(0.05, 60.0),
         "Seconds that connecting to the store and each command may take. Renewals have shorter timeouts.",
     ),
-    "dlock_breaker_reset": Setting(
-        2.0,
-        _seconds(0.0, 60.0),
-        "Seconds for which a worker skips a store that timed out (circuit breaker); 0: every task tries.",
-    ),
     "dlock_run_dir": Setting(
         None,
         _Values("an absolute path", _directory),

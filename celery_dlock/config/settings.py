@@ -45,7 +45,6 @@ class Settings:
     prefix: str
     ttl: float
     timeout: float
-    breaker_reset: float
     grant_timeout: float
     grant_attempts: int
     doubtful_after: float | None
@@ -83,9 +82,11 @@ class Settings:
 
 
 #: Settings of drafts of this library, and what replaces them.
-_REMOVED: Final = dict.fromkeys(
-    ("dlock_failover_quarantine", "dlock_restart_delay"), " (removed: use dlock_quarantine)"
-)
+_REMOVED: Final = {
+    "dlock_breaker_reset": " (removed: a store that timed out is always skipped for 2 s)",
+    "dlock_failover_quarantine": " (removed: use dlock_quarantine)",
+    "dlock_restart_delay": " (removed: use dlock_quarantine)",
+}
 _FIELDS = tuple(field.name for field in fields(Settings))
 
 

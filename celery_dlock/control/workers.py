@@ -74,6 +74,7 @@ class WorkerView:
         counters: Its counters ``acquired``, ``conflicts`` and ``lost`` since its start: by task, and then by the value
             of the metric's other label, "" for none. None: it counts nothing, because ``dlock_metrics_port`` is not
             set and no ``WorkerCollector`` is registered.
+        wire: Its wire version. An older worker leaves the messages of newer ones to them.
     """
 
     worker: str
@@ -87,6 +88,7 @@ class WorkerView:
     problem: str = ""
     lost: int | None = None
     counters: Mapping[str, Mapping[str, Mapping[str, int]]] | None = None
+    wire: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,9 @@ def _view(node: str, answer: Any) -> WorkerView:
             return WorkerView(node, problem=unknown if COMMAND in text and "KeyError" in text else text)
         if "off" in answer:
             return WorkerView(
-                node, str(answer["version"]), str(answer["pool"]), int(answer["pid"]), problem=answer["off"]
-            )
+                node, str(answer["version"]), str(answer["pool"]), int(answer["pid"]), problem=answer["off"],
+                wire=int(answer.get("wire", 1)),
+            )  # fmt: skip
         scanned = None if answer["scanned"] is None else float(answer["scanned"])
         held = int(answer["held"])
         return WorkerView(
@@ -184,6 +187,7 @@ def _view(node: str, answer: Any) -> WorkerView:
             tuple(map(_lease, answer["leases"])),
             lost=None if answer.get("lost") is None else int(answer["lost"]),
             counters=None if answer.get("counters") is None else _counters(answer["counters"]),
+            wire=int(answer.get("wire", 1)),
         )
     return WorkerView(node, problem="its answer cannot be read: its celery-dlock is of another version")
 

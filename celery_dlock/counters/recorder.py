@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
-from operator import methodcaller
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from ..errors import (
@@ -22,7 +20,7 @@ from ..utils.log import logger
 from .catalog import metric
 from .table import CounterTable, Layout, bucket_of, thread_rows
 
-__all__ = ["COUNTING_ERRORS", "Counted", "Recorder", "kind_of_error", "lease_hooks", "log_failed_count"]
+__all__ = ["Counted", "Recorder", "kind_of_error"]
 
 #: The values of the label of ``store_errors``, by exception. The first match counts, so subclasses come first.
 _KINDS: Final = (
@@ -47,16 +45,16 @@ class Counted(Protocol):
     @property
     def task(self) -> str | None: ...
 
-    #: When the lock was taken, on the monotonic clock.
+    #: When the lock was taken, on the monotonic clock; 0 before :meth:`Recorder.taken`.
     taken_at: float
 
 
 #: The errors that a wrong name or label raises. Others are not caught: a soft time limit may be raised in this code,
 #: and must reach the task.
-COUNTING_ERRORS: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+_COUNTING_ERRORS: Final = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
-def log_failed_count(name: str) -> None:
+def _log_failed(name: str) -> None:
     """Log, once for each metric and process, that it is not counted. Call this in the handler of the error."""
     if name not in _failed:
         _failed.add(name)
@@ -86,6 +84,8 @@ class Recorder:
         self.table = table
         self._layout = layout
         self._rows = thread_rows(table, layout)
+        self._words = table.words
+        self._held_sums = table.floats[layout.sum_cell(metric("held_seconds")) :]
 
     def count(self, name: str, task: str | None = None, value: str = "") -> None:
         """Add 1 to a counter.
@@ -98,8 +98,8 @@ class Recorder:
         # The watchdog counts in its rounds, which an error must not break.
         try:
             self.table.words[self._rows.start + self._layout.cell(name, task, value)] += 1
-        except COUNTING_ERRORS:
-            log_failed_count(name)
+        except _COUNTING_ERRORS:
+            _log_failed(name)
 
     def observe(self, name: str, seconds: float, task: str | None = None, value: str = "") -> None:
         """Add an observation to a histogram. The arguments are those of :meth:`count`."""
@@ -107,8 +107,8 @@ class Recorder:
             start = self._rows.start + self._layout.cell(name, task, value)
             self.table.words[start + bucket_of(name)(seconds)] += 1
             self.table.floats[start + self._layout.sum_cell(metric(name))] += seconds
-        except COUNTING_ERRORS:
-            log_failed_count(name)
+        except _COUNTING_ERRORS:
+            _log_failed(name)
 
     def waited(self, task: str | None, seconds: float, *, conflict: bool = True) -> None:
         """Count a call that waited in its pool slot and then took the lock.
@@ -147,63 +147,19 @@ class Recorder:
 
         return measured
 
-    def lease_hooks(
-        self, filters: Sequence[Callable[[Any], object]], sample: Callable[[], object]
-    ) -> tuple[Callable[[Any], bool], Callable[[Any], bool]]:
-        """Return the two functions that :func:`lease_hooks` returns while metrics are on.
+    def taken(self, lease: Counted) -> bool:
+        """Count an acquisition. Return whether the next two commands of the store are to be timed.
 
-        Every run of a task calls both, so they do not call :meth:`Layout.cell`. They rely on the layout: a task's first
-        cell is its counter ``acquired``, and its buckets of ``held_seconds`` follow.
-
-        Args:
-            filters: For each listener, a function that returns whether it wants this kind of event.
-            sample: Starts to time the next commands.
+        A task's first cell is its counter ``acquired``, and its buckets of ``held_seconds`` follow.
         """
-        rows, words = self._rows, self.table.words
-        sums = self.table.floats[self._layout.sum_cell(metric("held_seconds")) :]
-        # map() over the filters saves one Python call for each event, compared with `wants`.
-        about_acquired, about_released = methodcaller("__call__", "acquired"), methodcaller("__call__", "released")
-        sample()
+        words, cell = self._words, self._rows.bases[lease.task]
+        words[cell] = number = words[cell] + 1
+        lease.taken_at = _now()
+        return not number % _SAMPLE_EVERY
 
-        def taken(lease: Counted) -> bool:
-            cell = rows.bases[lease.task]
-            words[cell] = number = words[cell] + 1
-            lease.taken_at = _now()
-            if not number % _SAMPLE_EVERY:
-                sample()
-            return any(map(about_acquired, filters))
-
-        def released(lease: Counted) -> bool:
-            held = _now() - lease.taken_at
-            cell = rows.bases[lease.task]
-            words[cell + _held_bucket(held)] += 1
-            sums[cell] = sums[cell] + held  # not +=, which costs two more bytecode instructions
-            return any(map(about_released, filters))
-
-        return taken, released
-
-
-def _asking(kind: str, filters: Sequence[Callable[[Any], object]]) -> Callable[[Any], bool]:
-    """Return a function of a lease, which returns whether a listener wants this kind of event."""
-    about_kind = methodcaller("__call__", kind)  # as in Recorder.lease_hooks
-    return lambda _lease: any(map(about_kind, filters))
-
-
-def lease_hooks(
-    recorder: Recorder | None,
-    filters: Sequence[Callable[[Any], object]],
-    time_next: Callable[[int, Callable[[str, float], object]], object],
-) -> tuple[Callable[[Any], bool], Callable[[Any], bool]]:
-    """Return the functions to call when a lock was taken, and when its holder has released it.
-
-    Each gets the lease, and returns whether a listener wants the event. While metrics are off, both only ask the
-    filters, so metrics then cost nothing.
-
-    Args:
-        recorder: The recorder of this process; None while metrics are off.
-        filters: For each listener, a function that returns whether it wants this kind of event.
-        time_next: Times the next store commands: gets their number, and the function that records each time.
-    """
-    if recorder is None:
-        return _asking("acquired", filters), _asking("released", filters)
-    return recorder.lease_hooks(filters, partial(time_next, 2, recorder.store_took))
+    def released(self, lease: Counted) -> None:
+        """Count a release by the holder, and for how long it has held the lock."""
+        held = _now() - lease.taken_at if lease.taken_at else 0.0  # 0: an exception struck before `taken`
+        cell = self._rows.bases[lease.task]
+        self._words[cell + _held_bucket(held)] += 1
+        self._held_sums[cell] += held

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..counters.recorder import Recorder, lease_hooks
+from ..counters.recorder import Recorder
 from ..errors import (
     LockLost,
     NotConfirmed,
@@ -33,7 +33,6 @@ from ..store.model import (
     Parked,
     Queued,
     Refusal,
-    Released,
     Renewal,
     StopRequest,
     Tombstoned,
@@ -69,7 +68,6 @@ class LockClient:
     Args:
         store: The lock store.
         lease_table: The lease table of this process. An acquisition is recorded there before its command is sent.
-        wake: Starts the watchdog if it does not run; returns false if it cannot be started.
         clock: The clock of all deadlines.
         listeners: The receivers of events.
         publish_grant: Publishes the message of a granted waiter. Never raises because of the broker.
@@ -82,7 +80,6 @@ class LockClient:
         self,
         store: LockStore,
         lease_table: LeaseTable,
-        wake: Callable[[], bool],
         clock: Clock,
         listeners: Listeners,
         publish_grant: Callable[[LockName, Grant], object] = lambda name, grant: None,
@@ -92,15 +89,15 @@ class LockClient:
         self._store = store
         self._has_shards = store.clustered
         self._lease_table = lease_table
-        self._wake = wake
         self._clock = clock
         self._listeners = listeners
         self._publisher = publish_grant
         self._breaker = breaker or CircuitBreaker(shared_states(), clock, 0, 0)
         self._recent_wake = RecentWake(clock)
         self._recorder = recorder
-        self._taken, self._released = lease_hooks(recorder, listeners.hears, self._breaker.time_next)
-        self._scan_alarm = ScanAlarm(lease_table, wake)
+        if recorder is not None:
+            self._breaker.time_next(2, recorder.store_took)
+        self._scan_alarm = ScanAlarm(lease_table)
 
     def acquire(self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest) -> Lease | Refusal:
         """Take the lock, or return why it was refused. An owner that holds the lock re-enters it.
@@ -113,11 +110,7 @@ class LockClient:
         held = context.lease_of(self, name) if context.held else None
         try:
             if held is not None:
-                earlier = used_before(self._store, self._clock, name, held, request) if request.once else None
-                if earlier is None and request.once and not held.seed:
-                    # The lock was taken without once_per, so it has no seed for the idempotency key of this entry.
-                    held.seed = str(held.token)
-                return earlier or self._enter_again(held, context)
+                return self._enter_again(held, name, context, request)
             shard = self._store.shard(name) if self._has_shards else 0
             if self._breaker.failed_at[shard] and context.delivered and request.identity is not None:
                 self._breaker.before_call(shard)
@@ -127,8 +120,11 @@ class LockClient:
         except BaseException:
             self.delegate_release(context)
             raise
-        if isinstance(answer, Lease) and self._taken(answer):
-            self._tell("acquired", answer)
+        if isinstance(answer, Lease):
+            if self._recorder is not None and self._recorder.taken(answer):
+                self._breaker.time_next(2, self._recorder.store_took)
+            if self._listeners.want("acquired"):
+                self._tell("acquired", answer)
         return answer
 
     def acquire_within(
@@ -174,15 +170,9 @@ class LockClient:
             context.drop(lease)
             return True  # an earlier exit hook released it, or the body forked this process, which must not release it
         if lease.hold_count > 1:
-            lease.hold_count -= 1
-            lease.inner_use = lease.inner_use or (ending if ending.used_ms else None)
-            context.drop(lease)
-            return self._restated(lease)
+            return self._leave_entry(lease, context, ending)
         if lease.inner_use is not None:
-            inner = lease.inner_use
-            identity = ending.identity or inner.identity
-            ending = ending._replace(identity=identity, used_ms=inner.used_ms, requester=inner.requester)
-            ending = ending._replace(tick=inner.tick, seed=inner.seed)
+            ending = _with_use(ending, lease.inner_use)
         lost = lease.record.lost
         ours = self._free(lease, context, ending)
         context.held.pop((self, lease.lock_name), None)
@@ -194,9 +184,9 @@ class LockClient:
         context.drop(lease)
         if lost:
             logger.warning("the work under %s has ended; its lease was lost before", lease.name)
-            self._listeners.lost_before(lease.name, lease.owner)
-        if ours and self._released(lease):
-            self._tell("released", lease, "its lease was lost before" if lost else "")
+            self._listeners.after_loss(lease.name, lease.owner)
+        if ours:
+            self._report_release(lease, "its lease was lost before" if lost else "")
         return ours and not lost
 
     def delegate_release(self, context: OwnerContext) -> None:
@@ -218,7 +208,7 @@ class LockClient:
             for key in [key for key, lease in context.held.items() if lease.acquisition == acquisition]:
                 del context.held[key]
             context.open_acquisitions.pop(acquisition, None)
-        self._wake()
+        self._lease_table.wake()
 
     def announce_release(self, lease: Lease, reserved_for: str = "") -> None:
         """Record in the lock that the body has ended. Call this before the next message is published.
@@ -308,24 +298,19 @@ class LockClient:
                 answer = self._breaker.call(
                     self._store.acquire, name, acquisition, round(ttl * 1000), request, shard=shard
                 )
-            except ReplyLost as error:
-                self._take_back(record, context, error)
-                # A duplicate delivery may have set ``dup`` in the lock that the rollback deleted: set it again.
-                request = self._aged(request, sent)._replace(republished=True)
-                if attempt + 1 == ATTEMPTS:
-                    raise
-                continue
             except StoreUnavailable as error:
                 self._undo(record, context, error)
-                raise
+                if not isinstance(error, ReplyLost) or isinstance(error, ReplyTimeout) or attempt + 1 == ATTEMPTS:
+                    raise
+                # A duplicate delivery may have set ``dup`` in the lock that the rollback deleted: set it again.
+                request = self._aged(request, sent)._replace(republished=True)
+                continue
             if isinstance(answer, Acquired):
                 record.held(sent + ttl - drift_margin(ttl))
                 if not self._scan_alarm.is_watched(record, sent):
                     self._give_back(record, context)
                     raise StoreNotReady(f"{name} is not taken: the thread that renews leases cannot be started")
-                lease = Lease(
-                    record, answer, self._clock, self, owner=context.owner, task=context.task, task_id=context.task_id
-                )
+                lease = Lease(record, answer, self._clock, self, context)
                 context.held[self, name] = lease
                 context.entered.append(lease)
                 return lease
@@ -338,13 +323,10 @@ class LockClient:
         """Return the request with the age that its message has now. A copy of it may have ended in the meantime."""
         return request._replace(age_us=request.age_us + round((self._clock.monotonic() - since) * 1e6))
 
-    def _take_back(self, record: LeaseRecord, context: OwnerContext, error: ReplyLost) -> None:
-        """Release an acquisition whose acquire had no reply, so that a late acquire has no effect either."""
-        if isinstance(error, ReplyTimeout):
-            raise error  # the watchdog rolls it back: the caller must not wait for a second timeout
-        self._undo(record, context, error)
-
     def _undo(self, record: LeaseRecord, context: OwnerContext, error: StoreUnavailable) -> None:
+        """Release an acquisition whose acquire failed, so that a late acquire has no effect either."""
+        if isinstance(error, ReplyTimeout):
+            return  # the watchdog rolls it back: the caller must not wait for a second timeout
         if isinstance(error, ReplyLost | NotConfirmed):
             self._give_back(record, context)
             return
@@ -357,24 +339,28 @@ class LockClient:
     def _give_back(self, record: LeaseRecord, context: OwnerContext) -> None:
         name, shard = record.name, self._store.shard(record.name)
         released = self._breaker.call(self._store.release, name, record.acquisition, context.rollback, shard=shard)
-        self._publish_grant(record.name, released)
+        if released.granted:
+            self._publisher(name, released.granted)
         self._forget(record, context)
 
-    def _publish_grant(self, name: LockName, answer: Released | Parked | Duplicate | Used | Unknown) -> None:
-        if answer.granted:
-            self._publisher(name, answer.granted)
-
     def _forget_refused(self, record: LeaseRecord, context: OwnerContext, answer: Refusal) -> None:
-        if isinstance(answer, Parked | Duplicate | Used | Unknown):
+        if isinstance(answer, Parked | Duplicate | Used | Unknown) and answer.granted:
             # Publish before clearing the record. If this process dies first, the watchdog publishes the grant.
-            self._publish_grant(record.name, answer)
+            self._publisher(record.name, answer.granted)
         self._forget(record, context)
 
     def _forget(self, record: LeaseRecord, context: OwnerContext) -> None:
         record.clear()
         context.open_acquisitions.pop(record.acquisition, None)
 
-    def _enter_again(self, lease: Lease, context: OwnerContext) -> Lease:
+    def _enter_again(
+        self, lease: Lease, name: LockName, context: OwnerContext, request: AcquireRequest
+    ) -> Lease | Used:
+        if request.once:
+            if earlier := used_before(self._store, self._clock, name, lease, request):
+                return earlier
+            # If the lock was taken without once_per, it has no seed for the idempotency key of this entry.
+            lease.seed = lease.seed or str(lease.token)
         # Send the absolute count: if an increment were sent twice, it would count twice.
         if lease.lost or not self.renew(lease, lease.ttl, (("count", str(lease.hold_count + 1)),)):
             raise LockLost(f"the lease of {lease.name} is over; it cannot be entered again")
@@ -383,12 +369,14 @@ class LockClient:
         lease.hold_count += 1
         return lease
 
-    def _restated(self, lease: Lease) -> bool:
-        """Store the lower hold count. If that fails, the stored count stays too high until the release."""
+    def _leave_entry(self, lease: Lease, context: OwnerContext, ending: ReleaseRequest) -> bool:
+        lease.hold_count -= 1
+        lease.inner_use = lease.inner_use or (ending if ending.used_ms else None)
+        context.drop(lease)
         try:
             return self.renew(lease, lease.ttl, (("count", str(lease.hold_count)),))
         except StoreUnavailable:
-            return True
+            return True  # the stored count stays too high until the release
 
     def _free(self, lease: Lease, context: OwnerContext, ending: ReleaseRequest) -> bool:
         record, name = lease.record, lease.lock_name
@@ -404,7 +392,7 @@ class LockClient:
                 self._publisher(name, released.granted)
         except BaseException as error:
             record.delegate_release(ending.text)
-            self._wake()
+            self._lease_table.wake()
             if isinstance(error, StoreUnavailable):
                 logger.warning("could not release %s, the watchdog will retry it: %s", lease.name, error)
                 return True
@@ -414,6 +402,23 @@ class LockClient:
             self._recent_wake.note(lease.lock_name)
         return released.ours
 
+    def _report_release(self, lease: Lease, reason: str) -> None:
+        if self._recorder is not None:
+            self._recorder.released(lease)
+        if self._listeners.want("released"):
+            self._tell("released", lease, reason)
+
     def _tell(self, kind: Kind, lease: Lease, reason: str = "") -> None:
         facts = {"task": lease.task, "task_id": lease.task_id, "token": lease.token, "reason": reason}
         self._listeners.emit(kind, name=lease.name, owner=lease.owner, **facts)
+
+
+def _with_use(ending: ReleaseRequest, inner: ReleaseRequest) -> ReleaseRequest:
+    """Return the outermost release with the run mark of a nested run that succeeded."""
+    return ending._replace(
+        identity=ending.identity or inner.identity,
+        used_ms=inner.used_ms,
+        requester=inner.requester,
+        tick=inner.tick,
+        seed=inner.seed,
+    )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
@@ -86,9 +86,10 @@ class Listeners:
 
     def __init__(self) -> None:
         self._listeners: list[tuple[Callable[[Kind], object], Callable[[Event], None]]] = []
-        self._hears: list[Callable[[Kind], object]] = []
+        #: Returns a true value if a listener accepts this kind of event now.
+        self.want: Callable[[Kind], object] = lambda kind: False
         #: Called at the release of a lease that was lost before, with its lock name and owner.
-        self.after_loss: Callable[[str, str], object] = _nothing
+        self.after_loss: Callable[[str, str], object] = lambda name, owner: None
         #: Shared with the pool children that are forked later.
         self.losses = RecentLosses()
 
@@ -101,21 +102,17 @@ class Listeners:
                 default, the listener accepts all kinds.
         """
         self._listeners.append((hears, listener))
-        self._hears.append(hears)
+        self._set_want()
 
     def remove(self, listener: Callable[[Event], None]) -> None:
         """Remove a listener that was added."""
-        place = [added for _, added in self._listeners].index(listener)
-        del self._listeners[place], self._hears[place]
+        del self._listeners[[added for _, added in self._listeners].index(listener)]
+        self._set_want()
 
-    @property
-    def hears(self) -> Sequence[Callable[[Kind], object]]:
-        """For each listener, the function that returns whether it accepts a kind. The same object at any time."""
-        return self._hears
-
-    def lost_before(self, name: str, owner: str) -> None:
-        """Report, in the process of the work, that it has ended after its lease was lost."""
-        self.after_loss(name, owner)
+    def _set_want(self) -> None:
+        filters = [hears for hears, _ in self._listeners]
+        # Each run of a task asks twice, and mostly there is one listener: that of the signals and monitor events.
+        self.want = filters[0] if len(filters) == 1 else lambda kind: any(hears(kind) for hears in filters)
 
     def emit(self, kind: Kind, **facts: Any) -> None:
         """Send an event to the listeners that accept its kind.
@@ -139,7 +136,3 @@ class Listeners:
                 if threads.is_kill(error) or not (isinstance(error, Exception) or threads.in_background()):
                     raise
                 logger.warning("a listener of dlock-%s failed", kind, exc_info=True)
-
-
-def _nothing(_name: str, _owner: str) -> None:
-    """Do nothing: no listener wants to know."""

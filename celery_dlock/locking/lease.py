@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import DLockError, LockLost, StoreUnavailable
 from ..keys.lock_name import idempotency_key
 from ..options.durations import Seconds, seconds_within
 from ..store.base import ReleaseRequest
 from ..store.model import Acquired
-from ..utils.clock import Clock, SystemClock
+from ..utils.clock import Clock
 from .events import Loss, LossCause
 from .lease_table import LeaseRecord
 
 if TYPE_CHECKING:
+    from .client import LockClient
     from .owner import OwnerContext
 
-__all__ = ["BypassLease", "Lease", "LeaseClient", "LocalLease", "NullLease", "drift_margin", "loss_grace"]
+__all__ = ["BypassLease", "Lease", "LocalLease", "NullLease", "drift_margin", "loss_grace"]
 
 
 def drift_margin(ttl: float) -> float:
@@ -35,36 +36,6 @@ def loss_grace(ttl: float) -> float:
     The holder needs this time to stop: its process may not be scheduled at once.
     """
     return min(0.2, ttl * 0.1)
-
-
-class LeaseClient(Protocol):
-    """The lock client, as its leases and their owners use it. One owner may hold leases of several apps."""
-
-    def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
-        """Renew the lease. If the store no longer has it, mark it as lost and return false."""
-        ...
-
-    def lose(self, lease: Lease, reason: Loss) -> None:
-        """Mark the lease as lost and report it, once."""
-        ...
-
-    def release(self, lease: Lease, context: OwnerContext, ending: ReleaseRequest = ...) -> bool:
-        """Leave the lease once. Return false if it was lost before."""
-        ...
-
-    def delegate_release(self, context: OwnerContext) -> None:
-        """Delegate the release of the owner's interrupted acquisitions to the watchdog."""
-        ...
-
-
-class _Now:
-    """The default of :attr:`Lease.taken_at`: the current time.
-
-    If an exception strikes before ``taken_at`` is set, the lock then counts as held for 0 seconds.
-    """
-
-    def __get__(self, lease: object, owner: object = None) -> float:
-        return SystemClock.monotonic()
 
 
 class Lease:
@@ -101,25 +72,22 @@ class Lease:
     #: The task id of the call that replaces this one, once the store has told it.
     replaced_by: str | None = None
     #: When the lock was taken, on the monotonic clock. Set while metrics are on.
-    taken_at: float = _Now()  # type: ignore[assignment]  # a descriptor; setting the attribute shadows it
+    taken_at = 0.0
 
     def __init__(
         self,
         record: LeaseRecord,
         acquired: Acquired,
         clock: Clock,
-        client: LeaseClient,
-        *,
-        owner: str,
-        task: str | None = None,
-        task_id: str | None = None,
+        client: LockClient,
+        context: OwnerContext,
     ) -> None:
         self.token, _, self.rank_us, self.seed, self.after_crash, self.seat = acquired
         self.record = record
         self.lock_name = record.name
-        self.owner = owner
-        self.task = task
-        self.task_id = task_id
+        self.owner = context.owner
+        self.task = context.task
+        self.task_id = context.task_id
         self.pid = os.getpid()
         self._clock = clock
         #: The lock client that acquired the lease, and so the only one that can release it.

@@ -1,19 +1,22 @@
 """The lease table: the records of one process's leases, which the watchdog reads without taking a lock.
 
-This module defines the protocols, and the table of a process that runs its own watchdog. The table of a pool child is
-in memory shared with the worker's main process (:mod:`.shared_lease_table`).
+This module has the table of a process that runs its own watchdog. The table of a pool child is in memory shared with
+the worker's main process (:mod:`.shared_lease_table`). The two have the same methods.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..keys.key_spec import LockName
 from ..options.derived import StopReason
+
+if TYPE_CHECKING:
+    from .shared_lease_table import SharedLeaseRecord, SharedLeaseTable
 
 __all__ = [
     "BodyAborter",
@@ -22,6 +25,9 @@ __all__ = [
     "LeaseTable",
     "LocalLeaseTable",
 ]
+
+LeaseRecord: TypeAlias = "LocalLeaseRecord | SharedLeaseRecord"
+LeaseTable: TypeAlias = "LocalLeaseTable | SharedLeaseTable"
 
 
 class LeaseState(IntEnum):
@@ -39,122 +45,25 @@ class LeaseState(IntEnum):
     RELEASE_DELEGATED = 4
 
 
-class LeaseRecord(Protocol):
-    """The record of one acquisition, used by the process of its owner and by the watchdog.
-
-    The process opens the record, and reports through it each step from the acquire to the release. The watchdog
-    records renewals and losses. Whichever of the two releases the lock calls :meth:`clear`.
-    """
-
-    @property
-    def name(self) -> LockName: ...
-    # The acquisition id: the owner and a number.
-    @property
-    def acquisition(self) -> str: ...
-    # Seconds from a renewal to the end of the lease.
-    @property
-    def ttl(self) -> float: ...
-
-    @property
-    def pid(self) -> int:
-        """The id of the process that holds the lock."""
-        ...
-
-    @property
-    def state(self) -> LeaseState: ...
-    @property
-    def deadline(self) -> float:
-        """The end of the lease on the monotonic clock."""
-        ...
-
-    # Whether the lease was found to be over before its release.
-    @property
-    def lost(self) -> bool: ...
-    @property
-    def max_hold_until(self) -> float:
-        """The time of the last allowed renewal (``max_hold``), on the monotonic clock; 0 for no limit."""
-        ...
-
-    @property
-    def ending(self) -> str:
-        """The text of the release request that was delegated to the watchdog; empty if none was."""
-        ...
-
-    # Record that the lock was acquired. The lease ends at ``deadline`` on the monotonic clock.
-    def held(self, deadline: float) -> None: ...
-    def renewed(self, deadline: float) -> None:
-        """Record a renewal. An earlier deadline than the recorded one has no effect."""
-        ...
-
-    def set_max_hold(self, until: float) -> None: ...
-    # Mark the lease as lost.
-    def lose(self) -> None: ...
-    def set_aside(self) -> None:
-        """Record that the watchdog will not renew the lease again. From then on, it only watches the release."""
-        ...
-
-    # Whether newer calls may ask the holder to stop (on_conflict="replace"), so that renewals ask for that.
-    @property
-    def stoppable(self) -> bool: ...
-    def set_stoppable(self) -> None: ...
-    # Whether a newer call has asked the holder to stop. `request_stop` records that the call `by` has.
-    @property
-    def replaced(self) -> bool: ...
-    def request_stop(self, by: str) -> None: ...
-    def set_kill_after(self, seconds: float | None) -> None:
-        """Allow to kill the process so many seconds after a newer call has asked the holder to stop; None: forbid it.
-
-        Call this when the body begins, and with None when it has ended.
-        """
-        ...
-
-    def on_stop(self, stop: Callable[[StopReason], None] | None) -> None:
-        """Set the function that stops the body for a reason; None: do not stop it. The watchdog may call it again."""
-        ...
-
-    def stop(self, reason: StopReason) -> None:
-        """Stop the body, if a function was set. Called by the watchdog."""
-        ...
-
-    def begin_release(self) -> bool:
-        """Record that the release begins. Return false if the watchdog releases the lease, or has released it."""
-        ...
-
-    # Make the watchdog send the release request ``ending``.
-    def delegate_release(self, ending: str) -> None: ...
-    # Free the record, after the release or an acquire that took no lock.
-    def clear(self) -> None: ...
-
-
-class LeaseTable(Protocol):
-    """The records of all leases of one process."""
-
-    def open(self, name: LockName, acquisition: str, ttl: float) -> LeaseRecord:
-        """Return a record for a new acquisition, in the state ``ACQUIRING``.
-
-        Open it before the acquire is sent. If the process dies or is interrupted, the record shows what to release.
-
-        Raises:
-            DLockError: A table in shared memory is full.
-        """
-        ...
-
-    def find(self, acquisition: str) -> LeaseRecord | None:
-        """Return the record of an acquisition that this process opened; None if it is free."""
-        ...
-
-    def records(self) -> Sequence[LeaseRecord]:
-        """Return all records that are not free."""
-        ...
-
-    @property
-    def scanned_at(self) -> float:
-        """The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan."""
-        ...
-
-
 class LocalLeaseRecord:
-    """The record of an acquisition, in a process that runs its own watchdog."""
+    """The record of one acquisition, used by its owner and by the watchdog of the same process.
+
+    The owner opens the record, and reports through it each step from the acquire to the release. The watchdog records
+    renewals and losses. Whichever of the two releases the lock calls :meth:`clear`.
+
+    Attributes:
+        name: The lock name.
+        acquisition: The acquisition id: the owner and a number.
+        ttl: Seconds from a renewal to the end of the lease.
+        state: The state of the acquisition.
+        deadline: The end of the lease on the monotonic clock.
+        max_hold_until: The time of the last allowed renewal (``max_hold``), on the monotonic clock; 0 for no limit.
+        lost: Whether the lease was found to be over before its release.
+        stoppable: Whether newer calls may ask the holder to stop (``on_conflict="replace"``), so that renewals ask for
+            that.
+        replaced: Whether a newer call has asked the holder to stop.
+        ending: The text of the release request that was delegated to the watchdog; empty if none was.
+    """
 
     __slots__ = (
         "_stop", "_table", "acquisition", "deadline", "ending", "has_deadline_entry", "look_at", "lost",
@@ -178,16 +87,20 @@ class LocalLeaseRecord:
 
     @property
     def pid(self) -> int:
+        """The id of the process that holds the lock."""
         return os.getpid()
 
     def held(self, deadline: float) -> None:
+        """Record that the lock was acquired."""
         self.deadline = deadline
         self.state = LeaseState.HELD
 
     def renewed(self, deadline: float) -> None:
+        """Record a renewal. An earlier deadline than the recorded one has no effect."""
         self.deadline = max(self.deadline, deadline)
 
     def begin_release(self) -> bool:
+        """Record that the release begins. Return false if the watchdog releases the lease, or has released it."""
         if self.state in (LeaseState.RELEASE_DELEGATED, LeaseState.FREE):
             return False
         self.state = LeaseState.RELEASING
@@ -195,6 +108,7 @@ class LocalLeaseRecord:
         return True
 
     def delegate_release(self, ending: str) -> None:
+        """Make the watchdog send the release request ``ending``."""
         if self.state is LeaseState.FREE:
             return
         self.ending = ending
@@ -206,9 +120,11 @@ class LocalLeaseRecord:
         self._table.note(self)
 
     def lose(self) -> None:
+        """Mark the lease as lost."""
         self.lost = True
 
     def set_aside(self) -> None:
+        """Record that the watchdog will not renew the lease again. From then on, it only watches the release."""
         self.look_at = -math.inf
 
     def set_stoppable(self) -> None:
@@ -216,23 +132,34 @@ class LocalLeaseRecord:
         self._table.note(self)  # its next renewal is due sooner
 
     def request_stop(self, by: str) -> None:
+        """Record that the call ``by`` has asked the holder to stop."""
         del by  # the lease knows it
         self.replaced = True
 
     def set_kill_after(self, seconds: float | None) -> None:
-        """Do nothing: this process runs other bodies too, or the worker itself."""
+        """Allow to kill the process so many seconds after a newer call has asked the holder to stop; None: forbid it.
+
+        Here it does nothing: this process runs other bodies too, or the worker itself.
+        """
 
     def on_stop(self, stop: Callable[[StopReason], None] | None) -> None:
+        """Set the function that stops the body for a reason; None: do not stop it. The watchdog may call it again."""
         self._stop = stop
 
     def stop(self, reason: StopReason) -> None:
+        """Stop the body, if a function was set. Called by the watchdog."""
         # Read once: the body's thread may reset it between two reads.
         if (stop := self._stop) is not None:
             stop(reason)
 
     def clear(self) -> None:
+        """Free the record, after the release or an acquire that took no lock."""
         self.state = LeaseState.FREE
         self._table.forget(self)
+
+
+def _watched() -> bool:
+    return True
 
 
 class LocalLeaseTable:
@@ -242,15 +169,22 @@ class LocalLeaseTable:
         self._taken: dict[str, LocalLeaseRecord] = {}
         #: The records whose state has changed since the watchdog's last look, other than to held or to free.
         self._changed: dict[str, LocalLeaseRecord] = {}
-        #: Set by the lease source of the watchdog.
+        #: The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan.
         self.scanned_at = 0.0
+        #: Makes sure that a watchdog reads this table; returns false if it cannot be started. Set by its owner.
+        self.wake: Callable[[], bool] = _watched
 
     def open(self, name: LockName, acquisition: str, ttl: float) -> LocalLeaseRecord:
+        """Return a record for a new acquisition, in the state ``ACQUIRING``.
+
+        Open it before the acquire is sent. If the process dies or is interrupted, the record shows what to release.
+        """
         record = self._taken[acquisition] = LocalLeaseRecord(self, name, acquisition, ttl)
         self._changed[acquisition] = record
         return record
 
     def find(self, acquisition: str) -> LocalLeaseRecord | None:
+        """Return the record of an acquisition that this process opened; None if it is free."""
         return self._taken.get(acquisition)
 
     def forget(self, record: LocalLeaseRecord) -> None:
@@ -272,6 +206,7 @@ class LocalLeaseTable:
         return len(self._taken)
 
     def records(self) -> list[LocalLeaseRecord]:
+        """Return all records that are not free."""
         # list() of a dict's values is atomic. A suspended greenlet could hold a lock, and block the watchdog.
         records = list(self._taken.values())
         for record in records:

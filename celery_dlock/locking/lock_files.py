@@ -72,18 +72,13 @@ class LockFiles:
     """
 
     def __init__(self, directory: str | None, prefix: str, stores: Iterable[StoreLocation], clock: Clock) -> None:
-        self._directory = RunDirectory(directory)
+        self.directory = RunDirectory(directory)
         # The memory store belongs to one process. Other processes have other locks of the same names.
         shown = (f"{store.shown} {os.getpid()}" if store.kind == "memory" else store.shown for store in stores)
         self._namespace = "\n".join((prefix, *shown))
         self._clock = clock
         #: By owner and lock name.
         self._held: dict[tuple[str, LockName], _HeldFile] = {}
-
-    @property
-    def directory(self) -> RunDirectory:
-        """The directory of the files."""
-        return self._directory
 
     def acquire(
         self, name: LockName, owner: str, entrant: object, requester: Requester, identity: str = ""
@@ -107,9 +102,9 @@ class LockFiles:
         if held is not None and held.pid == os.getpid():
             held.entrants.add(entrant)
             return None
-        facts = _Facts(requester, self._clock.wall(), owner, identity)
+        facts = (*requester, self._clock.wall(), owner, identity)
         for _ in range(ATTEMPTS):
-            found = self._try(name, facts, entrant)
+            found = self._try(name, owner, facts, entrant)
             if found is not None:
                 return found
             if (owner, name) in self._held:
@@ -135,7 +130,7 @@ class LockFiles:
         """Record that the body of this owner has ended. Other calls then wait for its release."""
         held = self._held.get((owner, name))
         if held is not None and len(held.entrants) == 1 and held.pid == os.getpid():
-            held.facts.write(held.file, releasing=True)
+            held.write(releasing=True)
 
     def wait(self, name: LockName, seconds: float) -> None:
         """Wait until the name may be free, for at most ``seconds``. The caller then tries to acquire it."""
@@ -148,7 +143,7 @@ class LockFiles:
 
     def _inode(self, name: LockName) -> tuple[int, int] | None:
         try:
-            return _inode(os.stat(f"{self._directory.path}/{self._file_name(name)}", follow_symlinks=False))  # noqa: PTH116  # no Path: it is called often
+            return _inode(os.stat(f"{self.directory.path}/{self._file_name(name)}", follow_symlinks=False))  # noqa: PTH116  # no Path: it is called often
         except OSError:
             return None
 
@@ -157,10 +152,10 @@ class LockFiles:
         digest = blake2b(f"{self._namespace}\n{name.text}".encode(), digest_size=16)
         return f"{digest.hexdigest()}.lock"
 
-    def _try(self, name: LockName, facts: _Facts, entrant: object) -> Holder | None:
+    def _try(self, name: LockName, owner: str, facts: tuple[object, ...], entrant: object) -> Holder | None:
         """Try once to lock the file. Return its holder; None if this call has locked it, or if it was deleted."""
         file_name = self._file_name(name)
-        with self._directory.opened() as directory:
+        with self.directory.opened() as directory:
             file: FileIO | None = None
             try:
                 with no_fork():  # a child that is forked before the file is in the set would not close it
@@ -174,8 +169,9 @@ class LockFiles:
                     holder = _holder(file)
                     file.close()
                     return holder
-                facts.write(file)
-                self._held[facts.owner, name] = _HeldFile(file, facts, entrant)
+                held = _HeldFile(file, facts, entrant)
+                held.write()
+                self._held[owner, name] = held
             except BaseException:
                 if file is not None:
                     file.close()
@@ -186,39 +182,35 @@ class LockFiles:
         if file.closed:
             return
         file_name = self._file_name(name)
-        with suppress(OSError, LockFilesUnusable), self._directory.opened() as directory:
+        with suppress(OSError, LockFilesUnusable), self.directory.opened() as directory:
             # After an interruption, this file may be deleted already, and another one in its place.
             if _leads_to(file, file_name, directory):
                 os.unlink(file_name, dir_fd=directory)
         file.close()
 
 
-class _Facts:
-    """The facts about a holder that its file shows to other calls."""
+class _HeldFile:
+    """A file that an owner has locked.
 
-    __slots__ = ("_fields", "owner")
+    Args:
+        file: The file.
+        facts: The facts about the holder that the file shows to other calls.
+        entrant: The run that has locked it.
+    """
 
-    def __init__(self, requester: Requester, since: float, owner: str, identity: str) -> None:
-        self.owner = owner
-        self._fields = (*requester, since, owner, identity)
+    __slots__ = ("_facts", "entrants", "file", "pid")
 
-    def write(self, file: FileIO, *, releasing: bool = False) -> None:
+    def __init__(self, file: FileIO, facts: tuple[object, ...], entrant: object) -> None:
+        self.file = file
+        self._facts = facts
+        self.entrants = {entrant}
+        self.pid = os.getpid()
+
+    def write(self, *, releasing: bool = False) -> None:
         """Write the record. If that fails, for example on a full disk, the owner holds the lock without a record."""
         # The line end hides the rest of a longer record, which a killed holder has left.
         with suppress(OSError):
-            os.pwrite(file.fileno(), json.dumps([*self._fields, releasing]).encode() + b"\n", 0)
-
-
-class _HeldFile:
-    """A file that an owner has locked."""
-
-    __slots__ = ("entrants", "facts", "file", "pid")
-
-    def __init__(self, file: FileIO, facts: _Facts, entrant: object) -> None:
-        self.file = file
-        self.facts = facts
-        self.entrants = {entrant}
-        self.pid = os.getpid()
+            os.pwrite(self.file.fileno(), json.dumps([*self._facts, releasing]).encode() + b"\n", 0)
 
 
 def _opened(file_name: str, directory: int) -> FileIO:

@@ -11,12 +11,15 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..keys.lock_name import LockName
 from ..store.base import ReleaseRequest
 from ..store.model import Requester
-from .lease import Lease, LeaseClient
+from .lease import Lease
+
+if TYPE_CHECKING:
+    from .client import LockClient
 
 __all__ = ["OwnerContext", "current_context", "enter", "entered"]
 
@@ -60,7 +63,7 @@ class OwnerContext:
         self.ident = threading.get_ident()
         #: The acquisitions that have begun and not ended, each with its lock client. One without a lease in ``entered``
         #: was interrupted.
-        self.open_acquisitions: dict[str, LeaseClient] = {}
+        self.open_acquisitions: dict[str, LockClient] = {}
         #: The leases that this owner has entered and not left, innermost last. A re-entered lease occurs several times.
         self.entered: list[Lease] = []
         #: The leases that can be re-entered, by lock client and lock name.
@@ -93,7 +96,7 @@ class OwnerContext:
                 del entered[index]
                 return
 
-    def next_acquisition(self, client: LeaseClient) -> str:
+    def next_acquisition(self, client: LockClient) -> str:
         """Return a new acquisition id for this lock client: the owner and a number."""
         acquisition = f"{self.owner}.{next(self.acquisition_numbers)}"
         self.open_acquisitions[acquisition] = client

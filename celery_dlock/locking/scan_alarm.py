@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ..utils.log import logger
 from .lease_table import LeaseRecord, LeaseTable
 
@@ -20,12 +18,10 @@ class ScanAlarm:
 
     Args:
         lease_table: The lease table of this process.
-        wake: Starts the watchdog if it does not run; returns false if it cannot be started.
     """
 
-    def __init__(self, lease_table: LeaseTable, wake: Callable[[], bool]) -> None:
+    def __init__(self, lease_table: LeaseTable) -> None:
         self._lease_table = lease_table
-        self._wake = wake
         self._raised = False
 
     def is_watched(self, record: LeaseRecord, now: float) -> bool:
@@ -35,15 +31,16 @@ class ScanAlarm:
             record: The lease that was just acquired.
             now: The time of its acquisition on the monotonic clock.
         """
-        if not self._wake():
+        if not self._lease_table.wake():
             return False
         scanned_at = self._lease_table.scanned_at
-        unwatched = 0 < scanned_at < now - UNWATCHED
-        if unwatched and not self._raised:
+        if not 0 < scanned_at < now - UNWATCHED:
+            self._raised = False
+        elif not self._raised:
+            self._raised = True
             logger.error(
                 "%s: the watchdog has not looked at the leases of this process for %.0f s; unless it does, this lease "
                 "is not renewed and ends in %.0f s",
                 record.name, now - scanned_at, record.ttl,
             )  # fmt: skip
-        self._raised = unwatched
         return True

@@ -107,6 +107,10 @@ class SharedLeaseTable:
         """The pid of the child; 0 until it calls :meth:`adopt`."""
         return self.words[_PID]
 
+    def wake(self) -> bool:
+        """Return true: the watchdog of the main process reads this table."""
+        return True
+
     @property
     def scanned_at(self) -> float:
         """The time of the watchdog's last scan, on the monotonic clock; 0 before its first scan."""

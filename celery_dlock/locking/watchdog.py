@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..store.base import LockStore, ReleaseRequest
@@ -20,11 +21,14 @@ from .lease_source import LeaseSource
 from .lease_table import LeaseRecord, LeaseState
 from .renewal_schedule import renewal_due
 
-__all__ = ["KILL_GRACE", "Watchdog"]
+__all__ = ["FREED_WITHIN", "KILL_GRACE", "Watchdog", "WatchdogHooks"]
 
 
+#: Seconds from the death of a pool child until its locks are free, if the store answers: the promise of the README. A
+#: round finds the death. It may first wait for a renewal that one server does not answer, and then it releases.
+FREED_WITHIN: Final = 1.0
 #: Seconds from one round, a scan of the lease tables, to the next, unless a child dies.
-ROUND = 0.2
+ROUND = FREED_WITHIN / 5
 #: Shortest pause in seconds between two scans. A scan that waited for the store shortens the pause after it.
 PAUSE = 0.05
 #: If one server does not answer, maximum seconds for the renewals at the other servers.
@@ -56,6 +60,31 @@ class _Scan:
     error: Exception | None = None
 
 
+class WatchdogHooks:
+    """The part of a process to which its watchdog reports, and which it asks. No method may block."""
+
+    def lost(self, record: LeaseRecord, reason: Loss) -> None:
+        """Report a lost lease. Called once for each."""
+
+    def renewed(self, margin: float) -> None:
+        """Record that a lease was renewed, and the seconds that it had left when the renewal was requested."""
+
+    def may_be_redelivered(self, acquisition: str) -> bool:
+        """Return whether another delivery of the acquisition's message may exist.
+
+        If so, a renewal sets the field ``dup`` of the lock. The release then sets the done mark, which ends the other
+        delivery.
+        """
+        return False
+
+    def kill_deadline(self, acquisition: str) -> float:
+        """Return the time by which the acquisition's process must have ended after its hard time limit.
+
+        It is 0 if no limit was enforced. After that time, the lease counts as lost.
+        """
+        return 0.0
+
+
 class Watchdog:
     """The thread that renews leases, reports lost ones and releases those of dead processes.
 
@@ -64,44 +93,26 @@ class Watchdog:
     in lease tables. It reads the time only from ``clock``, so a test can control its schedule.
 
     Args:
-        store: A store that no other thread uses.
+        stores: Clients of the store that no other thread uses, by the seconds that a call may take. The watchdog uses
+            the hastiest one if a lease ends soon. Otherwise it uses a more patient one, because a slow server may
+            still answer in time.
         clock: The clock of all deadlines.
-        timeout: Seconds that one call to ``store`` may take.
-        patient: Clients of the same store with longer timeouts, by timeout. The watchdog uses one of them while no
-            lease ends soon, because a slow server may still answer in time.
-        lost: Called once for each lost lease, with its record and the reason. Must not block.
-        doubtful: Returns whether another delivery of the acquisition's message may exist. If so, a renewal sets the
-            field ``dup`` of the lock. The release then sets the done mark, which ends the other delivery.
+        hooks: Receives losses and renewals.
         linger: Seconds after which an unfinished release counts as failed.
-        killed_by: Returns the time by which the acquisition's process must have ended after its hard time limit; 0:
-            no limit was enforced. After that time, the lease counts as lost.
-        renewed: Called after each renewal, with the seconds that the lease had left when it was requested.
     """
 
     def __init__(
-        self,
-        store: LockStore,
-        clock: Clock,
-        timeout: float,
-        lost: Callable[[LeaseRecord, Loss], None],
-        doubtful: Callable[[str], bool] = lambda acquisition: False,
-        patient: Mapping[float, LockStore] | None = None,
-        linger: float = LINGER,
-        killed_by: Callable[[str], float] = lambda acquisition: 0.0,
-        renewed: Callable[[float], object] = lambda margin: None,
+        self, stores: Mapping[float, LockStore], clock: Clock, hooks: WatchdogHooks, linger: float = LINGER
     ) -> None:
-        self._stores = {timeout: store, **(patient or {})}
-        self._hasty = timeout
-        self._store = store
+        self._stores = stores
+        self._hasty = min(stores)
+        self._store = stores[self._hasty]
         self._clock = clock
         # Seconds that one more failed call takes. A lease that ends sooner is reported as lost now, so that its holder
         # can still stop.
-        self._grace = ROUND + timeout + QUICK + 0.1
-        self._lost = lost
-        self._doubtful = doubtful
+        self._grace = ROUND + self._hasty + QUICK + 0.1
+        self._hooks = hooks
         self._linger = linger
-        self._killed_by = killed_by
-        self._renewed = renewed
         self._sources: list[LeaseSource] = []
         self._refused: set[str] = set()
         self._duplicate_reported: set[str] = set()
@@ -130,7 +141,7 @@ class Watchdog:
     @property
     def running(self) -> bool:
         """Whether the thread runs. It ends when there is nothing to watch."""
-        return self._loop.running.taken
+        return bool(self._loop.running.locked())
 
     def watch(self, source: LeaseSource) -> bool:
         """Renew the leases of this source from now on. Return false if the thread cannot be started."""
@@ -270,7 +281,7 @@ class Watchdog:
             return False
         # A lease is due after a third of its ttl. While rounds take long, renew it one round earlier.
         return renewal_due(record) <= now + self._lasted or (
-            record.acquisition not in self._duplicate_reported and self._doubtful(record.acquisition)
+            record.acquisition not in self._duplicate_reported and self._hooks.may_be_redelivered(record.acquisition)
         )
 
     def _release_is_pending(self, record: LeaseRecord, now: float) -> bool:
@@ -289,7 +300,7 @@ class Watchdog:
             rescue: If the store does not confirm a renewal, renew other leases that end soon.
         """
         sent = self._clock.monotonic()
-        reporting = {record.acquisition for record in due if self._doubtful(record.acquisition)}
+        reporting = {record.acquisition for record in due if self._hooks.may_be_redelivered(record.acquisition)}
         renewals = [_renewal(record, duplicate=record.acquisition in reporting) for record in due]
         self._failing = True
         try:
@@ -300,7 +311,7 @@ class Watchdog:
         self._failing = False
         for record, renewed in zip(due, answers, strict=True):
             if renewed:
-                self._renewed(record.deadline - sent)
+                self._hooks.renewed(record.deadline - sent)
                 record.renewed(sent + record.ttl - drift_margin(record.ttl))
                 if record.acquisition in reporting:
                     self._duplicate_reported.add(record.acquisition)
@@ -347,7 +358,7 @@ class Watchdog:
             try:
                 record.stop("lost")  # with on_lost="abort", this raises LockLost in the body (worker/body_stop)
             finally:
-                self._lost(record, reason)
+                self._hooks.lost(record, reason)
 
     def _end(self, source: LeaseSource, record: LeaseRecord) -> bool:
         ending = ReleaseRequest.from_text(record.ending) if record.ending else ReleaseRequest(outcome_unknown=True)
@@ -390,7 +401,7 @@ class Watchdog:
         """Return the reason why the lease must not be renewed any more; None if there is none."""
         if 0 < record.max_hold_until <= now:
             return Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows")
-        if 0 < self._killed_by(record.acquisition) <= now:
+        if 0 < self._hooks.kill_deadline(record.acquisition) <= now:
             text = f"its process did not end within {KILL_GRACE:g} s after its hard time limit"
             return Loss(LossCause.TIME_LIMIT, text)
         return None

@@ -7,10 +7,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from billiard.exceptions import SoftTimeLimitExceeded
-from celery import Celery, states
+from celery import Task, states
 from celery.app.task import Context
 from celery.backends.base import Backend, DisabledBackend
 from celery.backends.rpc import RPCBackend
@@ -25,7 +25,6 @@ __all__ = [
     "QUEUED",
     "CallSkipped",
     "Replaced",
-    "ResultTask",
     "has_backend",
     "has_end",
     "replaces_no_end",
@@ -45,19 +44,7 @@ END_WITHIN: Final = 10.0
 _END_DELAY, _END_DELAY_MAX = 0.1, 1.0
 
 Signature = Mapping[str, Any]  # as in a message
-
-
-class ResultTask(Protocol):
-    """The part of a Celery task that storing its results needs."""
-
-    name: str
-    ignore_result: bool
-    store_eager_result: bool
-
-    @property
-    def app(self) -> Celery: ...
-    @property
-    def backend(self) -> Any: ...
+_Task: TypeAlias = "Task[..., Any]"
 
 
 # Not in `errors`, because that module does not import Celery.
@@ -99,7 +86,7 @@ class Replaced(Ignore):
         return self.message
 
 
-def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -> None:
+def store_revoked(task: _Task, request: Context, error: TaskRevokedError) -> None:
     """Store REVOKED for a task that does not run, and for every task that can never run because of that.
 
     The process that skips the task calls this before it raises ``Ignore``. ``Ignore`` alone would leave the task
@@ -145,7 +132,7 @@ def store_revoked(task: ResultTask, request: Context, error: TaskRevokedError) -
 
 
 def try_end(
-    task: ResultTask, task_id: str, store: Callable[[], object], within: float = END_WITHIN, *, gives_up: bool = True
+    task: _Task, task_id: str, store: Callable[[], object], within: float = END_WITHIN, *, gives_up: bool = True
 ) -> bool | None:
     """Store an end. If the result backend does not take it, try again for some time, and then log an error.
 
@@ -187,12 +174,12 @@ def try_end(
         return True
 
 
-def has_backend(task: ResultTask) -> bool:
+def has_backend(task: _Task) -> bool:
     """Return whether there is a result backend. Without one, Celery's ``DisabledBackend`` raises on every call."""
     return not isinstance(task.backend, DisabledBackend)
 
 
-def has_end(task: ResultTask, task_id: str) -> bool:
+def has_end(task: _Task, task_id: str) -> bool:
     """Return whether the end of a task is stored. An error of the result backend is not caught.
 
     Over ``rpc://`` that is unknown, and the answer is False: only the process that published the call can read it.
@@ -204,7 +191,7 @@ def _is_readable(backend: Any) -> bool:
     return not isinstance(backend, DisabledBackend | RPCBackend)
 
 
-def stored_failure(task: ResultTask, task_id: str) -> tuple[Any, str | None] | None:
+def stored_failure(task: _Task, task_id: str) -> tuple[Any, str | None] | None:
     """Return the exception and traceback of a failed task; None for another state, or if the backend fails."""
     if not has_backend(task):
         return None
@@ -215,14 +202,14 @@ def stored_failure(task: ResultTask, task_id: str) -> tuple[Any, str | None] | N
     return (stored.get("result"), stored.get("traceback")) if stored.get("status") == states.FAILURE else None
 
 
-def store_started(task: ResultTask, request: Any) -> None:
+def store_started(task: _Task, request: Any) -> None:
     """Store STARTED as Celery does for ``track_started``, unless the result is ignored."""
     if not _ignored(task, vars(request)):
         meta = {"pid": os.getpid(), "hostname": request.hostname}
         task.backend.store_result(request.id, meta, states.STARTED, request=request)
 
 
-def store_queued(task: ResultTask, request: Any, position: int, reason: str, *, copied: bool) -> None:
+def store_queued(task: _Task, request: Any, position: int, reason: str, *, copied: bool) -> None:
     """Store QUEUED for a parked task, unless its result is ignored. ``get()`` keeps waiting.
 
     If :func:`replaces_no_end` is true, call this after the message is parked. Otherwise, call it before: a granted call
@@ -244,7 +231,7 @@ def store_queued(task: ResultTask, request: Any, position: int, reason: str, *, 
         backend.store_result(request.id, meta, QUEUED, request=request)
 
 
-def replaces_no_end(task: ResultTask) -> bool:
+def replaces_no_end(task: _Task) -> bool:
     """Return whether the result backend can store QUEUED only if no end is stored, in one step: Redis can."""
     # If the module is not loaded, the backend is another one. To import it would load the Redis driver.
     module = sys.modules.get("celery.backends.redis")
@@ -275,7 +262,7 @@ class _End(NamedTuple):
     ignored: bool
 
 
-def _never_run(task: ResultTask, request: Any) -> Iterator[_End]:
+def _never_run(task: _Task, request: Any) -> Iterator[_End]:
     for signature, unsent in _followers(request.chain or (), request.chord):
         options = signature["options"]
         # None if the task belongs to another app. Then only its options are known.
@@ -306,7 +293,7 @@ def _last_id(signature: Signature) -> str | None:
     return own or next(filter(None, map(_last_id, reversed(_parts(signature) or []))), None)
 
 
-def _ignored(task: ResultTask | None, options: Mapping[str, Any]) -> bool:
+def _ignored(task: _Task | None, options: Mapping[str, Any]) -> bool:
     explicit = options.get("ignore_result")
     if explicit is None and task is not None:
         explicit = task.ignore_result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,20 @@ def check_combinations(options: LockOptions) -> None:
     _check_store_error(options)
 
 
+def _refuse_first(option: str, value: object, expected: str, reasons: Mapping[str, bool]) -> None:
+    """Raise the error for the first reason that holds.
+
+    Args:
+        option: The name of the option.
+        value: Its value.
+        expected: The values that the option may have, with ``{}`` for the reason.
+        reasons: The choices of other options, and whether each is made.
+    """
+    for reason, holds in reasons.items():
+        if holds:
+            raise invalid_value(option, value, expected.format(reason))
+
+
 def _check_queue(options: LockOptions) -> None:
     overflow, limit = options.queue_overflow, options.queue_limit
     if overflow in ("skip", "drop_oldest") and limit is None:
@@ -51,9 +66,7 @@ def _check_debounce(options: LockOptions) -> None:
         "once_per='tick', because each tick is to run": options.once_per == "tick",
         "wait, because the call waits in the lock store from the start": bool(options.wait),
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise invalid_value("debounce", options.debounce, f"None with {reason}")
+    _refuse_first("debounce", options.debounce, "None with {}", reasons)
 
 
 def _check_limit(options: LockOptions) -> None:
@@ -69,23 +82,20 @@ def _check_limit(options: LockOptions) -> None:
         ),
         "debounce, because it leaves one call to run; remove one of the two": options.debounce is not None,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise invalid_value("limit", options.limit, f"1 with {reason}")
+    _refuse_first("limit", options.limit, "1 with {}", reasons)
 
 
 def _check_replace(options: LockOptions) -> None:
     if options.on_conflict != "replace":
         return
     reasons = {
-        "once_per, because a stopped body has not succeeded, and its name must not stay used": options.once_per
-        is not None,
-        "keep_on_retry, because the newest call must not wait for the retry of an older one": options.keep_on_retry,
+        "once_per, because a stopped body has not succeeded, and its name must not stay used": (
+            options.once_per is not None
+        ),
+        "keep_on_retry, because the newest call must not wait for the retry of an older one": (options.keep_on_retry),
         "unique, because unique keeps the first call and replace the last one": options.claims,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise invalid_value("on_conflict", "replace", f"another policy with {reason}. Remove one of the two")
+    _refuse_first("on_conflict", "replace", "another policy with {}. Remove one of the two", reasons)
 
 
 def _check_window(options: LockOptions) -> None:
@@ -113,9 +123,7 @@ def _check_store_error(options: LockOptions) -> None:
         # If a waiting call ran without the lock, its queue entry would remain and run the call once more.
         f"on_conflict={options.on_conflict!r}, because the call may already wait in the store": options.parks,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise invalid_value("on_store_error", policy, f"'retry' or 'fail' with {reason}")
+    _refuse_first("on_store_error", policy, "'retry' or 'fail' with {}", reasons)
 
 
 def _check_lock_files(options: LockOptions) -> None:
@@ -123,6 +131,4 @@ def _check_lock_files(options: LockOptions) -> None:
         "with a limit above 1, because a machine has one lock file for each name": options.limit > 1,
         "on this platform, which has no flock for lock files": find_spec("fcntl") is None,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise invalid_value("on_store_error", "local", f"'retry', 'fail' or 'run' {reason}")
+    _refuse_first("on_store_error", "local", "'retry', 'fail' or 'run' {}", reasons)

@@ -158,7 +158,7 @@ class LockOptions(DerivedOptions):
     """The result of a skipped call.
 
     If it is given, a skipped call ends SUCCESS with this value, its callbacks run, and its chain or chord continues. A
-    waiting call that a newer one removes ends REVOKED all the same. Requires ``on_conflict='skip'``,
+    waiting call that a newer one removes still ends REVOKED. Requires ``on_conflict='skip'``,
     ``on_conflict='queue'`` with a ``queue_overflow`` other than ``'raise'``, or ``once_per``.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -10,8 +11,9 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from ..control import Counts, Health
+    from ..control.workers import Workers
 
-__all__ = ["Check", "checks_of", "limit_checks", "queue_checks", "store_checks"]
+__all__ = ["Check", "checks_of", "limit_checks", "queue_checks", "store_checks", "version_check"]
 
 #: Seconds by which the clock of a server may differ.
 CLOCK: Final = 1.0
@@ -102,3 +104,15 @@ def queue_checks(app: Celery) -> Iterator[Check]:
         else:
             found = f"quorum queue, delivery limit {limit}, or a policy's if that is lower"
         yield Check(f"queue {name}", found, problem=limit is not None and limit < MIN_DELIVERY_LIMIT)
+
+
+def version_check(found: Workers) -> Check:
+    """Return the check of the versions of live workers. That none answers is no problem of the store."""
+    versions = Counter((view.wire, view.version) for view in found.workers if view.version)
+    if not versions:
+        return Check("versions", found.problem or "no worker told its version")
+    texts = [f"{version} on {number}" for (_, version), number in sorted(versions.items())]
+    wires = sorted({wire for wire, _ in versions})
+    if len(wires) > 1:
+        texts.append(f"wire versions {wires[0]} to {wires[-1]}: end the upgrade, or messages of the newer ones wait")
+    return Check("versions", "; ".join(texts), problem=len(wires) > 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import ReplyTimeout, StoreUnavailable
 from ..utils.clock import Clock
@@ -26,13 +26,6 @@ _QUICK: Final = round(0.1 * _NS)
 _NEVER: Final = 1 << 62
 
 
-class SharedWords(Protocol):
-    """An array of whole numbers."""
-
-    def __getitem__(self, place: int, /) -> int: ...
-    def __setitem__(self, place: int, number: int, /) -> None: ...
-
-
 class ShardStates(NamedTuple):
     """The state of each shard, by its number. Times are nanoseconds of the monotonic clock.
 
@@ -41,8 +34,8 @@ class ShardStates(NamedTuple):
         next_try: While it does not answer, the time of the next attempt.
     """
 
-    failed: SharedWords
-    next_try: SharedWords
+    failed: memoryview[int] | list[int]
+    next_try: memoryview[int] | list[int]
 
 
 def shared_states() -> ShardStates:

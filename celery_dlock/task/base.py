@@ -10,7 +10,6 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError
 from celery.result import AsyncResult, EagerResult
 
 from ..config.masking import mask_secrets
-from ..config.settings import permissions_of
 from ..errors import InvalidLockOptions
 from ..keys.key_spec import KeySpec
 from ..lock import Lock
@@ -18,7 +17,6 @@ from ..locking.lease import BypassLease, Lease, NullLease
 from ..messaging import ticks
 from ..messaging.message_times import with_sent_time
 from ..options.lock_options import DEFAULT_TTL, LockOptions
-from ..options.permissions import Permissions
 from ..runtime import Runtime
 from ..store.operator_model import RunView, Waiting
 from . import hooks, once_per, unique
@@ -271,18 +269,6 @@ class SingletonTask(_Task):
         if self._own_call is None:
             self._own_call = Call(self.lock_options, self.lock_spec)
         return self._own_call
-
-    @property
-    def lock_ttl(self) -> float:
-        return self.lock_options.ttl_or(self.dlock.settings.ttl)
-
-    @property
-    def call_permissions(self) -> Permissions:
-        return permissions_of(self.app)
-
-    @property
-    def locks_enabled(self) -> bool:
-        return self.dlock.enabled
 
     @property
     def dlock(self) -> Runtime:

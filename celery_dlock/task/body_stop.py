@@ -16,7 +16,7 @@ from .outcomes import Skipped, store_skipped
 
 if TYPE_CHECKING:
     from ..keys.lock_name import LockName
-    from .call_options import LockedTask
+    from .base import SingletonTask
     from .execution import Execution
 
 __all__ = ["end_stopped", "report_stopped", "run_stoppable"]
@@ -75,7 +75,7 @@ def end_stopped(run: Execution, lease: Lease) -> NoReturn:
     raise Skipped(error)
 
 
-def report_stopped(task: LockedTask, task_id: str, owner: str, name: LockName, by: str | None) -> CallSkipped:
+def report_stopped(task: SingletonTask, task_id: str, owner: str, name: LockName, by: str | None) -> CallSkipped:
     """Report that a newer call has ended the body of this one. Return the error to store.
 
     Args:

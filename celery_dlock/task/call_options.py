@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ..config.settings import permissions_of
 from ..errors import InvalidLockOptions
 from ..keys.key_spec import KeySpec
 from ..keys.lock_name import LockName
@@ -15,21 +16,16 @@ from ..options.error_texts import ALL_OPTIONS
 from ..options.lock_options import LockOptions
 from ..options.other_libraries import UNMISTAKABLE, equivalent
 from ..options.overrides import overridden
-from ..options.permissions import ENABLED, Permissions
+from ..options.permissions import ENABLED
 from ..utils.text import did_you_mean, written
 
 if TYPE_CHECKING:
-    from celery import Celery
-    from celery.result import AsyncResult
-
-    from ..runtime import Runtime
+    from .base import SingletonTask
 
 __all__ = [
     "ARGUMENT",
     "OPTIONS_HEADER",
     "Call",
-    "Called",
-    "LockedTask",
     "call_of",
     "headers_for",
     "options_of",
@@ -45,47 +41,6 @@ _OPTIONS: Final = frozenset(LockOptions.names())
 #: The options that decide which name a call has, and how many calls may hold it.
 _NAMING: Final = {"key", "scope", "limit"}
 _FOREIGN: Final = frozenset(UNMISTAKABLE)
-
-
-class Called(Protocol):
-    """The task, as far as a call's options need it."""
-
-    name: str
-    lock_options: LockOptions
-
-    @property
-    def run(self) -> Any: ...
-    @property
-    def locks_enabled(self) -> bool: ...
-    @property
-    def lock_spec(self) -> KeySpec: ...
-    @property
-    def own_call(self) -> Call: ...
-    @property
-    def call_permissions(self) -> Permissions: ...
-
-
-class LockedTask(Called, Protocol):
-    """The task, as far as publishing and running it need it. :class:`~celery_dlock.SingletonTask` implements it."""
-
-    acks_late: bool
-    ignore_result: bool
-    serializer: str
-    store_eager_result: bool
-    #: Store STARTED once the lock is held (``track_started``).
-    stores_started: bool
-    typing: bool
-
-    @property
-    def app(self) -> Celery: ...
-    @property
-    def backend(self) -> Any: ...
-    @property
-    def dlock(self) -> Runtime: ...
-    @property
-    def request(self) -> Any: ...
-    def AsyncResult(self, task_id: str) -> AsyncResult[Any]: ...  # noqa: N802  # Celery's name
-    def send_event(self, *args: Any, **fields: Any) -> Any: ...
 
 
 class Call(NamedTuple):
@@ -105,7 +60,7 @@ class Call(NamedTuple):
         return self.spec.name_of(args, kwargs)
 
 
-def call_of(task: Called, headers: Mapping[str, Any] | None, *, enabled: bool | None = None) -> Call:
+def call_of(task: SingletonTask, headers: Mapping[str, Any] | None, *, enabled: bool | None = None) -> Call:
     """Return the options of a call from the headers of its message.
 
     Args:
@@ -117,7 +72,7 @@ def call_of(task: Called, headers: Mapping[str, Any] | None, *, enabled: bool | 
         InvalidLockOptions: The header is malformed, or holds options that this worker's task does not allow.
     """
     header = headers.get(OPTIONS_HEADER) if headers else None
-    if not (task.locks_enabled if enabled is None else enabled):
+    if not (task.dlock.enabled if enabled is None else enabled):
         return Call(task.lock_options, task.lock_spec, enabled=False)
     if header is None:
         return task.own_call
@@ -136,7 +91,7 @@ def call_of(task: Called, headers: Mapping[str, Any] | None, *, enabled: bool | 
         raise _invalid(task, f"invalid header {OPTIONS_HEADER!r}: malformed ({type(error).__name__})") from error
 
 
-def options_of(task: Called, headers: Mapping[str, Any] | None) -> LockOptions | None:
+def options_of(task: SingletonTask, headers: Mapping[str, Any] | None) -> LockOptions | None:
     """Return the options of a call that is about to be published.
 
     Returns:
@@ -160,7 +115,7 @@ def _read(header: Any) -> tuple[Any, Mapping[Any, Any] | None]:
     return named_task, chosen if isinstance(chosen, Mapping) else None
 
 
-def reject_misplaced_options(task: Called, given: Mapping[str, Any]) -> None:
+def reject_misplaced_options(task: SingletonTask, given: Mapping[str, Any]) -> None:
     """Reject lock options that are given beside ``dlock=``: Celery takes any keyword and would ignore them.
 
     Args:
@@ -180,7 +135,7 @@ def reject_misplaced_options(task: Called, given: Mapping[str, Any]) -> None:
             raise _invalid(task, f"misplaced {option}={value!r}: expected {ARGUMENT}={{{option!r}: {value!r}}}")
 
 
-def reject_argument_of_body(task: Called, arguments: Any) -> None:
+def reject_argument_of_body(task: SingletonTask, arguments: Any) -> None:
     """Reject ``dlock`` among the arguments of the body: ``delay()`` and ``s()`` pass every keyword on to the body.
 
     Args:
@@ -201,17 +156,19 @@ def reject_argument_of_body(task: Called, arguments: Any) -> None:
         )
 
 
-def headers_for(task: Called, chosen: Any, headers: Mapping[str, Any] | None) -> dict[str, Any]:
+def headers_for(task: SingletonTask, chosen: Any, headers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the headers of a message that carries a call's options.
 
     Args:
         task: The task that is called.
-        chosen: The value of ``dlock=``.
+        chosen: The value of ``dlock=``; None if the call chooses no options.
         headers: The message's other headers.
 
     Raises:
         InvalidLockOptions: An option is unknown, not permitted, has an invalid value, or does not survive JSON.
     """
+    if chosen is None:
+        return headers
     if not isinstance(chosen, Mapping):
         raise _invalid(task, f"invalid dlock={chosen!r}: expected a dict of options")
     call = _call_from(task, chosen)
@@ -223,7 +180,7 @@ def headers_for(task: Called, chosen: Any, headers: Mapping[str, Any] | None) ->
     return {**(headers or {}), OPTIONS_HEADER: {"task": task.name, "options": json.dumps(carried)}}
 
 
-def _call_from(task: Called, chosen: Mapping[Any, Any]) -> Call:
+def _call_from(task: SingletonTask, chosen: Mapping[Any, Any]) -> Call:
     _reject_unknown(task, chosen)
     enabled = chosen.get(ENABLED, True)
     if not isinstance(enabled, bool):
@@ -233,14 +190,14 @@ def _call_from(task: Called, chosen: Mapping[Any, Any]) -> Call:
         options = overridden(task.lock_options, changed)
     except InvalidLockOptions as error:
         raise _invalid(task, f"dlock: {error}") from None
-    if refused := task.call_permissions.refusal(task.lock_options, options, chosen):
+    if refused := permissions_of(task.app).refusal(task.lock_options, options, chosen):
         raise _invalid(task, f"dlock: {refused}")
     if not _NAMING & changed.keys():
         return Call(options, task.lock_spec, enabled)
     return Call(options, _key_spec(task, options, changed), enabled)
 
 
-def _reject_unknown(task: Called, chosen: Mapping[Any, Any]) -> None:
+def _reject_unknown(task: SingletonTask, chosen: Mapping[Any, Any]) -> None:
     known = LockOptions.names()
     for name in chosen:
         if name != ENABLED and name not in known:
@@ -248,7 +205,7 @@ def _reject_unknown(task: Called, chosen: Mapping[Any, Any]) -> None:
             raise _invalid(task, f"dlock: unknown option {written(name)}{meant}; {ALL_OPTIONS}")
 
 
-def _key_spec(task: Called, options: LockOptions, changed: Mapping[str, Any]) -> KeySpec:
+def _key_spec(task: SingletonTask, options: LockOptions, changed: Mapping[str, Any]) -> KeySpec:
     if callable(options.key) and "key" in changed:
         raise _invalid(task, "dlock: invalid key=<a callable>: expected a template or argument names")
     try:
@@ -271,9 +228,9 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _invalid(task: Called, text: str) -> InvalidLockOptions:
+def _invalid(task: SingletonTask, text: str) -> InvalidLockOptions:
     return InvalidLockOptions(f"{_prefix(task)}{text}")
 
 
-def _prefix(task: Called) -> str:
+def _prefix(task: SingletonTask) -> str:
     return f"task {task.name!r}: "

@@ -20,7 +20,7 @@ __all__ = ["check_topology_support", "reject_stray_attributes", "task_signature"
 _WRAPPING: Final = "celery.app.base"
 #: Attributes of :class:`SingletonTask` that a subclass must not hide: the lock's own work and its public interface.
 _RESERVED: Final = frozenset({
-    "dlock", "forget", "lease", "lock_for", "lock_name", "lock_spec", "lock_ttl", "locks_enabled", "own_call",
+    "dlock", "forget", "lease", "lock_for", "lock_name", "lock_spec", "own_call",
     "resolve", "used", "waiting",
 })  # fmt: skip
 _REDLOCK: Final = "several servers in dlock_url (Redlock)"

@@ -26,7 +26,7 @@ from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 from . import lock_file, outcomes, policy, unique
 from .body_stop import end_stopped, run_stoppable
-from .call_options import LockedTask, call_of
+from .call_options import call_of
 from .policy import ConflictContext, Park, ParkDuplicate, Wait
 from .store_requests import (
     RetryReservation,
@@ -39,6 +39,8 @@ from .store_requests import (
 
 if TYPE_CHECKING:
     from celery.exceptions import Retry
+
+    from .base import SingletonTask
 
 __all__ = ["Execution", "current", "running"]
 
@@ -114,7 +116,7 @@ class Execution:
     #: the message ends without it.
     _claimed: LockName | None = None
 
-    def __init__(self, task: LockedTask) -> None:
+    def __init__(self, task: SingletonTask) -> None:
         self.task = task
         request: Any = task.request
         self.request = request
@@ -294,20 +296,21 @@ class Execution:
             self._claimed = None
 
     def _release(self, ending: ReleaseRequest) -> None:
-        context = self.context
-        while len(context.entered) > (self.lease is not None):
+        context, own = self.context, self.lease
+        while len(context.entered) > (own is not None):
             lease = context.entered[-1]
             logger.warning(
                 "Task %s[%s] left %s held; releasing it now", self.task.name, self.request.id, lease.name,
                 extra=log_fields(self.task.name, self.request.id, lease.name),
             )  # fmt: skip
-            # If self.lease is None, the acquire may have been interrupted after the store granted it: roll it back.
-            rollback = context.rollback if self.lease is None else ReleaseRequest()
-            lease.client.release(lease, context, ending if lease is self.lease else rollback)
-        if self.lease is not None:
-            self.lease.client.release(self.lease, context, ending)
-        for client in set(context.open_acquisitions.values()):
-            client.delegate_release(context)
+            # If the run has no lease, the acquire may have been interrupted after the store granted it: roll it back.
+            rollback = context.rollback if own is None else ReleaseRequest()
+            lease.client.release(lease, context, ending if lease is own else rollback)
+        if own is not None:
+            own.client.release(own, context, ending)
+        if context.open_acquisitions:
+            for client in set(context.open_acquisitions.values()):
+                client.delegate_release(context)
 
     # -- acquiring
 

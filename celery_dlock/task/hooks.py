@@ -21,7 +21,7 @@ from .execution import Execution, current, running
 from .outcomes import HandledElsewhere, SelfReplaced, Skipped
 
 if TYPE_CHECKING:
-    from .call_options import LockedTask
+    from .base import SingletonTask
 
 __all__ = ["announce_end", "trace_eagerly", "wrap_after_return", "wrap_before_start", "wrap_body", "wrap_tracer"]
 
@@ -40,7 +40,7 @@ _FAILED: Final = _Ending(final=False)
 _DIED: Final = _Ending(final=False, died=True)
 
 
-def wrap_before_start(task: LockedTask, before_start: Callable[..., None]) -> Callable[..., None]:
+def wrap_before_start(task: SingletonTask, before_start: Callable[..., None]) -> Callable[..., None]:
     """Acquire the lock, then call the task's own ``before_start`` unless the body is skipped."""
     has_own = not _is_celerys(before_start)
 
@@ -55,7 +55,7 @@ def wrap_before_start(task: LockedTask, before_start: Callable[..., None]) -> Ca
     return acquire_first
 
 
-def wrap_body(task: LockedTask, body: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_body(task: SingletonTask, body: Callable[..., Any]) -> Callable[..., Any]:
     """Run the body under the run's lease. Outside a run, call it unchanged."""
 
     @functools.wraps(body)
@@ -69,7 +69,7 @@ def wrap_body(task: LockedTask, body: Callable[..., Any]) -> Callable[..., Any]:
     return run_under_lease
 
 
-def wrap_after_return(task: LockedTask, after_return: Callable[..., None]) -> Callable[..., None]:
+def wrap_after_return(task: SingletonTask, after_return: Callable[..., None]) -> Callable[..., None]:
     """Call the task's own ``after_return``, then release everything that the run acquired."""
     has_own = not _is_celerys(after_return)
 
@@ -156,7 +156,7 @@ def trace_eagerly(apply: Callable[..., EagerResult[Any]], args: Any, kwargs: Any
     return result
 
 
-def announce_end(task: LockedTask, *, retries: bool = False) -> None:
+def announce_end(task: SingletonTask, *, retries: bool = False) -> None:
     """Tell the store that the body has ended. Call this before the task publishes its retry or its replacement.
 
     Args:

@@ -193,9 +193,8 @@ def reservation_for_retry(run: Execution, published: Retry) -> RetryReservation 
     if not run.options.keep_on_retry or run.delivery is None or lease is None or signature is None:
         return None
     options = signature.options
-    headers, chosen = options.get("headers"), options.get(ARGUMENT)
     try:
-        call = call_of(run.task, headers if chosen is None else headers_for(run.task, chosen, headers))
+        call = call_of(run.task, headers_for(run.task, options.get(ARGUMENT), options.get("headers")))
         if not call.enabled or call.name_of(signature.args, signature.kwargs).text != lease.name:
             return None
         delay = start_delay(options)

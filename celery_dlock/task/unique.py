@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from celery import states
 from celery.app.task import Context
@@ -23,7 +23,10 @@ from ..runtime import Runtime
 from ..store.claim_model import ClaimRequest, ExistingCall
 from ..store.model import CUT, Identity, Requester
 from ..utils.log import log_fields, logger
-from .call_options import ARGUMENT, OPTIONS_HEADER, Call, LockedTask, call_of, headers_for
+from .call_options import ARGUMENT, OPTIONS_HEADER, Call, call_of, headers_for
+
+if TYPE_CHECKING:
+    from .base import SingletonTask
 
 __all__ = ["BatchClaim", "claiming_call", "publish", "release_claim"]
 
@@ -32,12 +35,10 @@ __all__ = ["BatchClaim", "claiming_call", "publish", "release_claim"]
 _POSITIONAL: Final = ("args", "kwargs", "task_id", "producer", "link", "link_error", "shadow")
 
 
-class _Unclaimed:
-    """The answer for a call that is published without a claim, because the store is unavailable."""
-
-
-_Answer = ExistingCall | _Unclaimed | None
-_UNCLAIMED: Final = _Unclaimed()
+#: The answer for a call that is published without a claim, because the store is unavailable.
+_UNCLAIMED: Final = "unclaimed"
+#: The call that has the name; None: the name is claimed.
+_Answer = ExistingCall | Literal["unclaimed"] | None
 #: The answers to claims that a group made for its members, by task id.
 _batch_answers: ContextVar[dict[str, _Answer] | None] = ContextVar("celery_dlock_batch_answers", default=None)
 
@@ -53,7 +54,7 @@ class _ClaimingCall(NamedTuple):
         follows: Whether Celery publishes the call after another task has run. Then an error would reach no caller.
     """
 
-    task: LockedTask
+    task: SingletonTask
     name: LockName
     options: LockOptions
     request: ClaimRequest
@@ -68,7 +69,7 @@ class _ClaimingCall(NamedTuple):
         return LockHeld(f"{self.name}: {first}", self.name.text, first.task_id, first.node, first.since)
 
 
-def claiming_call(task: LockedTask, headers: Mapping[str, Any] | None) -> Call | None:
+def claiming_call(task: SingletonTask, headers: Mapping[str, Any] | None) -> Call | None:
     """Return the options of a call that claims its name when it is published; None for any other call."""
     if not task.lock_options.claims and OPTIONS_HEADER not in (headers or ()):
         return None
@@ -77,7 +78,7 @@ def claiming_call(task: LockedTask, headers: Mapping[str, Any] | None) -> Call |
 
 
 def publish(
-    task: LockedTask, send: Callable[..., AsyncResult[Any]], args: tuple[Any, ...], options: dict[str, Any]
+    task: SingletonTask, send: Callable[..., AsyncResult[Any]], args: tuple[Any, ...], options: dict[str, Any]
 ) -> AsyncResult[Any]:
     """Publish a call, unless another call has its name.
 
@@ -118,7 +119,7 @@ def publish(
         raise
 
 
-def release_claim(task: LockedTask, name: LockName, identity: Identity) -> bool:
+def release_claim(task: SingletonTask, name: LockName, identity: Identity) -> bool:
     """Release the claim of a message that has started or ended.
 
     Returns:
@@ -147,11 +148,10 @@ class BatchClaim:
             ``"local"``. A call that follows another task or continues a run does not cause this error.
     """
 
-    def __init__(self, calls: Iterable[tuple[LockedTask, dict[str, Any]]]) -> None:
+    def __init__(self, calls: Iterable[tuple[SingletonTask, dict[str, Any]]]) -> None:
         self._calls: dict[str, _ClaimingCall] = {}
         for task, given in calls:
-            chosen, headers = given.get(ARGUMENT), given.get("headers")
-            call = claiming_call(task, headers if chosen is None else headers_for(task, chosen, headers))
+            call = claiming_call(task, headers_for(task, given.get(ARGUMENT), given.get("headers")))
             claiming = _claiming_call(task, call, given) if call is not None else None
             if claiming is not None:
                 self._calls[claiming.request.task_id] = claiming
@@ -178,7 +178,7 @@ class BatchClaim:
         _release([self._calls[task_id] for task_id, answer in self._answers.items() if answer is None])
 
 
-def _claiming_call(task: LockedTask, call: Call, given: Mapping[str, Any]) -> _ClaimingCall | None:
+def _claiming_call(task: SingletonTask, call: Call, given: Mapping[str, Any]) -> _ClaimingCall | None:
     """Return the claim of a call; None if it follows another task and has no lock name, so the worker will fail it."""
     args, kwargs = given.get("args") or (), given.get("kwargs") or {}
     # Celery passes parent_id to apply_async only for a call that it publishes after another task has run, such as the
@@ -264,7 +264,7 @@ def _id_may_be_in_use(claiming: _ClaimingCall, given: Mapping[str, Any]) -> bool
     return holder is not None and holder.task_id == task_id[:CUT]
 
 
-def _request(task: LockedTask, given: Mapping[str, Any]) -> Context:
+def _request(task: SingletonTask, given: Mapping[str, Any]) -> Context:
     """Return the request that the call would have had, without its arguments, which may hold secrets."""
     named = ("chain", "chord", "group_index", "ignore_result", "parent_id", "root_id")
     facts = {name: given[name] for name in named if given.get(name) is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from . import threads
 from .log import logger
@@ -41,6 +41,7 @@ class Loop:
     Args:
         name: Names the thread in the log.
         run_round: Runs one round. Returns the seconds until the next one, or None to end the thread.
+        goes_on: Called before each round; false ends the thread.
         needed: Called when the thread has ended. Returns whether there is work again.
         close: Called when the thread ends.
         wait: Waits between two rounds.
@@ -52,6 +53,7 @@ class Loop:
         name: str,
         run_round: Callable[[], float | None],
         *,
+        goes_on: Callable[[], bool] = lambda: True,
         needed: Callable[[], bool] = lambda: False,
         close: Callable[[], object] = lambda: None,
         wait: Callable[[float], None] | None = None,
@@ -59,6 +61,7 @@ class Loop:
     ) -> None:
         self._name = name
         self._run_round = run_round
+        self._goes_on = goes_on
         self._is_needed = needed
         self._close = close
         self._sleep = threads.sleep if begin is None else _sleep
@@ -68,8 +71,8 @@ class Loop:
         self._cannot_start = False
 
     @property
-    def running(self) -> threads.TryLock:
-        """Taken while a thread runs the loop."""
+    def running(self) -> Any:
+        """The lock that a thread holds while it runs the loop."""
         return self._thread.running
 
     def start(self) -> None:
@@ -114,7 +117,7 @@ class Loop:
         seconds: float | None = AGAIN
         try:
             threads.retry_starts()
-            seconds = self._run_round()
+            seconds = self._run_round() if self._goes_on() else None
         except BaseException as error:  # noqa: BLE001  # logged, and the next round follows
             self._failed(error)
         if seconds is None:

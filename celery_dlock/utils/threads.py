@@ -23,7 +23,6 @@ from .greenlets import current_hub_bridge
 __all__ = [
     "OneThread",
     "SerialExecutor",
-    "TryLock",
     "background",
     "in_background",
     "is_kill",
@@ -159,28 +158,11 @@ def report(what: str, error: BaseException) -> None:
         print(f"celery_dlock: {what}", "".join(lines), sep="\n", end="", file=sys.__stderr__, flush=True)
 
 
-class TryLock:
-    """A lock without waiting, which works between greenlets and native threads."""
-
-    def __init__(self) -> None:
-        self._lock = lock()
-
-    @property
-    def taken(self) -> bool:
-        return bool(self._lock.locked())
-
-    def take(self) -> bool:
-        return bool(self._lock.acquire(blocking=False))
-
-    def drop(self) -> None:
-        self._lock.release()
-
-
 class OneThread:
     """Work that at most one thread does at a time, in a thread that is started on demand.
 
-    The thread itself takes the flag ``running``. So a start that fails or is interrupted leaves no state behind that
-    would prevent the next one.
+    The thread itself takes the lock ``running``, and nothing waits for it. So a start that fails or is interrupted
+    leaves no state behind that would prevent the next one.
 
     Args:
         work: The work of the thread, which may call it repeatedly.
@@ -194,7 +176,7 @@ class OneThread:
         needed: Callable[[], bool],
         begin: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
-        self.running = TryLock()
+        self.running = lock()
         self._work = work
         self._needed = needed
         self._begin = begin
@@ -205,7 +187,7 @@ class OneThread:
 
         After an error, :func:`retry_starts` tries again.
         """
-        if self.running.taken or time.monotonic() < self._starting_until:
+        if self.running.locked() or time.monotonic() < self._starting_until:
             return None
         try:
             self._starting_until = time.monotonic() + _START_TIMEOUT
@@ -220,17 +202,17 @@ class OneThread:
 
     def run(self) -> None:
         """Do the work in the calling thread, unless another thread does it."""
-        while self.running.take():
+        while self.running.acquire(blocking=False):
             ended = False
             try:
                 self._starting_until = 0.0
                 self._work()
                 ended = True
             finally:
-                self.running.drop()
+                self.running.release()
                 if not ended:
                     self.wake()
-            # A caller that added work after the last check saw the flag taken and started no thread. Check again.
+            # A caller that added work after the last check saw the lock taken and started no thread. Check again.
             if not self._needed():
                 return
 

@@ -161,7 +161,8 @@ def life(changes: Sequence[Change], samples: Sequence[Sample], now: float) -> Li
             left, right = ((time - start) / MINUTE * STEP for time in (begin, last))
             text = f"{clock(begin)} to {'now' if end is None else clock(end)}: {change.holder}"
             kind = kinds.setdefault(change.holder, f"holder{len(kinds) % COLOURS}")
-            stretches.append(Stretch(change, change.at, end, Bar(left, 0, max(2, right - left - 1), HEIGHT, kind, text)))
+            bar = Bar(left, 0, max(2, right - left - 1), HEIGHT, kind, text)
+            stretches.append(Stretch(change, change.at, end, bar))
     legend = {kind: ", ".join(one for one in kinds if kinds[one] == kind) for kind in kinds.values()}
     return Life(stretches, legend, _chart("Waiters, most at once", minutes, now, max))
 

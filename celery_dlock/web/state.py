@@ -23,7 +23,7 @@ from ..reports.actions import ACTIONS
 from ..reports.checks import Check, checks_of
 from ..reports.documents import iso
 from ..reports.durations import shown_duration
-from ..runtime import Runtime
+from ..runtime import BREAKER_RESET, Runtime
 from . import csrf
 from .access import Access, User, rights_of, user_of
 from .charts import HEIGHT, WIDTH
@@ -41,9 +41,6 @@ T = TypeVar("T")
 FOLDER: Final = Path(__file__).parent
 #: Seconds for which the counts are kept: counting scans the store.
 CACHED: Final = 5.0
-#: The shortest time in seconds for which pages do not ask a store that timed out. A shorter ``dlock_breaker_reset``
-#: does not apply to pages.
-SHORTEST_SKIP: Final = 1.0
 #: Seconds for which the answer to a probe is kept.
 PROBE_KEPT: Final = 1.0
 #: The answers of workers are asked for again after ANSWERS_KEPT seconds. If the new ones take long, pages show the old
@@ -66,7 +63,7 @@ class DashboardState:
         settings = Runtime.of(app).settings
         self.store = ", ".join(location.shown for location in settings.locations)
         self.timeout = settings.timeout
-        self.threads = PageThreads(settings.timeout, max(SHORTEST_SKIP, settings.breaker_reset))
+        self.threads = PageThreads(settings.timeout, BREAKER_RESET)
         #: Whether the store answers.
         self.probe = Shared("probe", lambda: self.control.health().up, PROBE_KEPT)
         self._access = access

@@ -6,11 +6,11 @@ The watchdog's thread kills. Celery's thread then ends the call (:mod:`.request`
 from __future__ import annotations
 
 import signal
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..store.acquisition import owner_of
+from ..utils.latest import Latest
 from ..utils.log import log_fields, logger
 from ..utils.threads import SerialExecutor
 
@@ -70,7 +70,7 @@ class BodyKiller:
 
     def __init__(self, deliveries: DeliveryRegistry) -> None:
         self._deliveries = deliveries
-        self._killed: OrderedDict[str, KilledBody] = OrderedDict()
+        self._killed: Latest[str, KilledBody] = Latest(REMEMBERED)
         #: Stores ends that the result backend did not take at once. Celery's thread must not wait for that.
         self.ends = SerialExecutor()
         #: The acquisition of the last body whose kill had to wait.
@@ -110,8 +110,6 @@ class BodyKiller:
             if request is not None:
                 self._killed[owner] = KilledBody(record.name, record.replaced_by)
             child.send(signal.SIGKILL)
-        while len(self._killed) > REMEMBERED:
-            self._killed.popitem(last=False)
         if request is not None:
             self.soon(request.dlock_on_killed)
         logger.warning(

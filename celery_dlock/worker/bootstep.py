@@ -7,7 +7,7 @@ import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 from celery.apps.worker import Worker
@@ -44,12 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["SingletonRequest", "SingletonStep"]
 
 
-class _Thread(Protocol):
-    """A part of the worker that runs in its own thread."""
-
-    def start(self) -> None: ...
-
-
 class SingletonStep(bootsteps.StartStopStep):
     """Starts the watchdog and the background threads with the worker.
 
@@ -57,7 +51,8 @@ class SingletonStep(bootsteps.StartStopStep):
     """
 
     def __init__(self, _worker: Any, dlock_metrics_port: str | None = None, **_kwargs: Any) -> None:
-        self._threads: list[_Thread] = []
+        #: Start the background threads.
+        self._starts: list[Callable[[], None]] = []
         self._handle: _WorkerHandle
         self._metrics_port = dlock_metrics_port
         self._metrics_address: tuple[str, int] | None = None
@@ -85,21 +80,18 @@ class SingletonStep(bootsteps.StartStopStep):
         self._handle = handle = _WorkerHandle(worker)
         deliveries.consumes = handle.consumes
         deliveries.aborter = aborter_for_pool(worker.pool_cls)
-        if deliveries.aborter is None:
-            _warn_of_options_without_effect(tasks, worker.pool_cls)
-        _warn_of_missing_results(tasks)
+        _warn_of_options_without_effect(tasks, worker.pool_cls, can_stop=deliveries.aborter is not None)
         mine = WorkerRecord.of_this_process()
         if issubclass(worker.pool_cls, prefork.TaskPool):
             others = OtherStores(deliveries.runtime, worker.hostname, handle.goes_on, mine)
-            self._threads.append(others)
+            self._starts.append(others.loop.start)
             self._watch_children(deliveries, others)
-        else:
-            _warn_that_no_body_is_killed(tasks, worker.pool_cls)
         if mine is not None:
-            self._threads.append(CrashRecovery(deliveries.runtime, worker.hostname, handle.goes_on, mine))
+            recovery = CrashRecovery(deliveries.runtime, worker.hostname, handle.goes_on, mine)
+            self._starts.append(recovery.loop.start)
         parks = any(task.lock_options.parks for task in tasks)
-        self._threads.append(StoreCheck(deliveries.runtime, handle.goes_on, parks=parks))
-        self._threads.append(BrokerCheck(worker.app, handle.goes_on))
+        store_check = StoreCheck(deliveries.runtime, handle.goes_on, parks=parks)
+        self._starts += [store_check.start, BrokerCheck(worker.app, handle.goes_on).start]
         # Also if no task queues, because a call may choose to.
         sweeper = QueueSweeper(
             deliveries.runtime,
@@ -112,7 +104,9 @@ class SingletonStep(bootsteps.StartStopStep):
         # Also if no task claims, because a call may choose to.
         claim_renewer = ClaimRenewer(deliveries.runtime, deliveries.with_claims, handle.goes_on)
         deliveries.attach(sweeper, claim_renewer)
-        self._threads += [sweeper, claim_renewer, *_searches_for_overdue_messages(worker, handle)]
+        self._starts += [sweeper.loop.start, claim_renewer.loop.start]
+        if _needs_search_for_overdue_messages(worker):
+            self._starts.append(OverdueMessages(worker.app, handle.channel, handle.goes_on).loop.start)
 
     def _watch_children(self, deliveries: DeliveryRegistry, others: OtherStores) -> None:
         deliveries.body_killer.announce = self._handle.announce_kill
@@ -134,8 +128,8 @@ class SingletonStep(bootsteps.StartStopStep):
         # Not in `create`, where the main thread still makes its pool. Under gevent, a thread that imports at that time
         # ends the worker with LoopExit, because the import's lock belongs to a greenlet.
         threads.preload_imports()
-        for thread in self._threads:
-            thread.start()
+        for start in self._starts:
+            start()
         if self._collector is not None and self._metrics_address is not None:
             serve(self._metrics_address, [self._collector])
 
@@ -237,46 +231,41 @@ class _WorkerHandle:
             worker.consumer.call_soon(call)
 
 
-def _searches_for_overdue_messages(worker: Any, handle: _WorkerHandle) -> list[OverdueMessages]:
-    if worker.use_eventloop or worker.app.connection_for_read().transport.driver_type != "redis":
-        return []
-    return [OverdueMessages(worker.app, handle.channel, handle.goes_on)]
+def _needs_search_for_overdue_messages(worker: Any) -> bool:
+    return not worker.use_eventloop and worker.app.connection_for_read().transport.driver_type == "redis"
 
 
-def _warn_of_options_without_effect(tasks: Sequence[SingletonTask], pool: type) -> None:
-    aborts = [task.name for task in tasks if "lost" in task.lock_options.stop_reasons]
-    if aborts:
+def _warn_of_options_without_effect(tasks: Sequence[SingletonTask], pool: type, *, can_stop: bool) -> None:
+    def named(applies: Callable[[SingletonTask], bool]) -> str:
+        return ", ".join(sorted(task.name for task in tasks if applies(task)))
+
+    if not can_stop and (aborts := named(lambda task: "lost" in task.lock_options.stop_reasons)):
         logger.warning(
             "on_lost='abort' of %s has no effect: the pool %s cannot stop a body, and only lease.ensure() raises",
-            ", ".join(sorted(aborts)), pool.__module__,
+            aborts, pool.__module__,
         )  # fmt: skip
-    raises = [
-        task.name
-        for task in tasks
-        if "replaced" in task.lock_options.stop_reasons and task.lock_options.kill_after is None
-    ]
-    if raises:
+    if not can_stop and (raises := named(_raises_if_replaced)):
         logger.warning(
             "stop='raise' of %s works as 'ask': the pool %s cannot stop a body, and only lease.ensure() raises",
-            ", ".join(sorted(raises)), pool.__module__,
+            raises, pool.__module__,
         )  # fmt: skip
-
-
-def _warn_of_missing_results(tasks: Sequence[SingletonTask]) -> None:
-    returning = [task for task in tasks if task.lock_options.on_used == "return"]
-    unreturned = sorted(task.name for task in returning if task.ignore_result or not has_backend(task))
-    if unreturned:
+    kills = named(lambda task: task.lock_options.kill_after is not None)
+    if kills and not issubclass(pool, prefork.TaskPool):
+        logger.warning(
+            "seconds for stop of %s work as %r: the pool %s cannot kill a body, only prefork can",
+            kills, "raise" if can_stop else "ask", pool.__module__,
+        )  # fmt: skip
+    if unreturned := named(_returns_without_result):
         logger.warning(
             "on_used='return' of %s has no effect: no result is stored (no result backend, or ignore_result), so a "
             "call of a used name is skipped",
-            ", ".join(unreturned),
+            unreturned,
         )
 
 
-def _warn_that_no_body_is_killed(tasks: Sequence[SingletonTask], pool: type) -> None:
-    kills = [task.name for task in tasks if task.lock_options.kill_after is not None]
-    if kills:
-        logger.warning(
-            "seconds for stop of %s work as %r: the pool %s cannot kill a body, only prefork can",
-            ", ".join(sorted(kills)), "ask" if aborter_for_pool(pool) is None else "raise", pool.__module__,
-        )  # fmt: skip
+def _raises_if_replaced(task: SingletonTask) -> bool:
+    return "replaced" in task.lock_options.stop_reasons and task.lock_options.kill_after is None
+
+
+def _returns_without_result(task: SingletonTask) -> bool:
+    return task.lock_options.on_used == "return" and (task.ignore_result or not has_backend(task))

@@ -31,19 +31,18 @@ class BrokerCheck:
     """
 
     def __init__(self, app: Celery, goes_on: Callable[[], bool]) -> None:
-        self._goes_on = goes_on
         self._connection = app.connection_for_write()
         # Asked here, because it imports the transport: if this process forks while a thread imports, the import is
         # never finished in the child.
         self._can_tell = confirms(self._connection)
-        self._loop = Loop("broker check", self._run_round, begin=begin_thread("broker-check"))
+        self.loop = Loop("broker check", self._run_round, goes_on=goes_on, begin=begin_thread("broker-check"))
 
     def start(self) -> None:
         if self._can_tell:
-            self._loop.start()
+            self.loop.start()
 
     def _run_round(self) -> float | None:
-        return AGAIN if self._goes_on() and not self._asked() else None
+        return None if self._asked() else AGAIN
 
     def _asked(self) -> bool:
         """Ask once; return False if the broker did not answer. Celery itself reports that."""

@@ -6,43 +6,25 @@ import collections
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from celery.worker.state import revoked
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
 from ..options.durations import as_seconds
-from ..store.model import Identity
 from ..utils.background import Loop
 from ..utils.log import log_fields, logger
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
-    from ..task.call_options import Call
+    from .request import SingletonRequest
 
 __all__ = ["ClaimRenewer"]
 
 
 #: Seconds between two rounds.
 ROUND: Final = 0.2
-
-
-class Claiming(Protocol):
-    """The part of a delivery with a claim that its renewal needs."""
-
-    dlock_identity: Identity
-    dlock_renew_claim_at: float
-    dlock_in_process: bool
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def task(self) -> Any: ...
-    @property
-    def dlock_lock(self) -> LockName | None: ...
-    @property
-    def dlock_claim_call(self) -> Call | None: ...
 
 
 class ClaimRenewer:
@@ -57,28 +39,24 @@ class ClaimRenewer:
         goes_on: Called before each round; false ends the thread.
     """
 
-    def __init__(self, runtime: Runtime, known: Callable[[], Iterable[Claiming]], goes_on: Callable[[], bool]) -> None:
+    def __init__(
+        self, runtime: Runtime, known: Callable[[], Iterable[SingletonRequest]], goes_on: Callable[[], bool]
+    ) -> None:
         self._runtime = runtime
         self._known = known
-        self._goes_on = goes_on
         self._store = runtime.open_store(runtime.settings.timeout)
         # A deque, because its append and popleft are atomic. A lock could be held by a signal handler or a greenlet.
-        self._ended: collections.deque[Claiming] = collections.deque()
+        self._ended: collections.deque[SingletonRequest] = collections.deque()
         #: The deliveries whose claims were released because they were revoked.
-        self._revoked: weakref.WeakSet[Claiming] = weakref.WeakSet()
+        self._revoked: weakref.WeakSet[SingletonRequest] = weakref.WeakSet()
         self._failing = False
-        self._loop = Loop("claim renewer", self._run_round, close=self._close)
+        self.loop = Loop("claim renewer", self._run_round, goes_on=goes_on, close=self._store.close)
 
-    def start(self) -> None:
-        self._loop.start()
-
-    def release_claim(self, request: Claiming) -> None:
+    def release_claim(self, request: SingletonRequest) -> None:
         """Release the claim of a message that ended before it started."""
         self._ended.append(request)
 
-    def _run_round(self) -> float | None:
-        if not self._goes_on():
-            return None
+    def _run_round(self) -> float:
         try:
             self._renew_and_release()
             self._failing = False
@@ -87,9 +65,6 @@ class ClaimRenewer:
                 logger.warning("claims of messages are not renewed, retrying every %g s: %s", ROUND, error)
             self._failing = True
         return ROUND
-
-    def _close(self) -> None:
-        self._store.close()
 
     def _renew_and_release(self) -> None:
         self._add_revoked()
@@ -125,12 +100,12 @@ class ClaimRenewer:
                 self._revoked.add(request)
                 self._ended.append(request)
 
-    def _release(self, request: Claiming) -> None:
+    def _release(self, request: SingletonRequest) -> None:
         if (name := request.dlock_lock) is not None:
             identity = request.dlock_identity
             self._store.release_claim(name, identity.task_id, identity.generation)
 
-    def _renewal(self, request: Claiming, now: float) -> tuple[LockName, str, int] | None:
+    def _renewal(self, request: SingletonRequest, now: float) -> tuple[LockName, str, int] | None:
         call, name = request.dlock_claim_call, request.dlock_lock
         if call is None or name is None:
             request.dlock_renew_claim_at = float("inf")
@@ -140,7 +115,7 @@ class ClaimRenewer:
         return name, request.id, round(seconds * 1000)
 
 
-def _log_unreleased(request: Claiming, error: StoreRefused) -> None:
+def _log_unreleased(request: SingletonRequest, error: StoreRefused) -> None:
     name, task = request.dlock_lock, request.task.name
     logger.warning(
         "the claim of task %s[%s] on %s cannot be released, it ends after its queued_ttl: %s",

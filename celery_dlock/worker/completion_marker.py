@@ -8,18 +8,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..keys.lock_name import LockName
 from ..runtime import WATCHDOG_TIMEOUT
-from ..store.model import Identity
 from ..utils import threads
 from ..utils.log import log_fields, logger
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
+    from .request import SingletonRequest
 
-__all__ = ["CompletedDelivery", "CompletedRun", "CompletionMarker", "channel_is_gone"]
+__all__ = ["CompletedRun", "CompletionMarker", "channel_is_gone"]
 
 T = TypeVar("T")
 
@@ -34,35 +34,13 @@ RETRY_DELAY = 0.25
 MAX_WAITING = 10_000
 
 
-class CompletedDelivery(Protocol):
-    """The part of a request that the done mark of its delivery needs."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def task(self) -> Any: ...
-    @property
-    def message(self) -> Any: ...
-    @property
-    def dlock_identity(self) -> Identity: ...
-    @property
-    def dlock_lock(self) -> LockName | None: ...
-
-    @property
-    def dlock_started_at(self) -> float: ...
-
-    dlock_owner: str
-    dlock_ack_lost: bool
-    dlock_end_stored: bool
-
-
 def channel_is_gone(message: Any) -> bool:
     """Return whether the channel that delivered this message is closed."""
     channel = message.channel
     return getattr(channel, "connection", True) is None or getattr(channel, "closed", False)
 
 
-def _ack_is_lost(request: CompletedDelivery, since: float) -> bool:
+def _ack_is_lost(request: SingletonRequest, since: float) -> bool:
     """Return whether the acknowledgement will no longer be sent."""
     late = time.monotonic() - since >= ACK_SENT_WITHIN
     return late or request.dlock_ack_lost or channel_is_gone(request.message)
@@ -125,23 +103,23 @@ class CompletionMarker:
         #: Set once a thread calls `run_round`. Before that, watched deliveries would only fill the memory.
         self.is_polled = False
         # Deques need no lock, because append and popleft are atomic. A suspended greenlet could hold a lock.
-        self._awaited: deque[tuple[float, CompletedDelivery]] = deque()
-        self._dead: deque[tuple[float, CompletedDelivery]] = deque()
+        self._awaited: deque[tuple[float, SingletonRequest]] = deque()
+        self._dead: deque[tuple[float, SingletonRequest]] = deque()
         self._unmarked: deque[CompletedRun] = deque()
         self._failing = False
         self._next_attempt = 0.0
 
-    def expect_ack(self, request: CompletedDelivery) -> None:
+    def expect_ack(self, request: SingletonRequest) -> None:
         """Watch a delivery whose end is stored, and whose acknowledgement Celery will send soon."""
         if self.is_polled:
             self._awaited.append((time.monotonic(), request))
 
-    def expect_ack_of_dead(self, request: CompletedDelivery) -> None:
+    def expect_ack_of_dead(self, request: SingletonRequest) -> None:
         """Watch a delivery whose end is stored, and whose pool child has died or is dying."""
         if self.is_polled:
             self._dead.append((time.monotonic(), request))
 
-    def mark(self, request: CompletedDelivery) -> None:
+    def mark(self, request: SingletonRequest) -> None:
         """Write the done mark of a delivery whose end is stored and whose acknowledgement was lost.
 
         This never raises, because an error would end Celery's event loop. The loop may end right after this call, so

@@ -58,7 +58,6 @@ class CrashRecovery:
         self._runtime = runtime
         self._mine = mine
         self._clock = runtime.clock
-        self._goes_on = goes_on
         self._node = node
         self._is_other = other is not None
         # Open it before the thread starts, because it imports modules. A fork during an import would break the child.
@@ -69,24 +68,17 @@ class CrashRecovery:
         self._seen: frozenset[str] = frozenset()
         self._saved: frozenset[str] = frozenset()
         self._next_look = self._next_save = self._fresh_until = 0.0
-        self._loop = Loop(
+        #: For the store of another app, which may be used again after a pause, its thread may be woken again.
+        self.loop = Loop(
             "crash recovery",
             self._run_round,
+            goes_on=goes_on,
             needed=goes_on if other else lambda: False,
-            close=self._close,
+            close=self._store.close,
             begin=begin_thread("crash-recovery"),
         )
 
-    def start(self) -> None:
-        self._loop.start()
-
-    def wake(self) -> None:
-        """Make sure that the thread runs. For the store of another app, which may be used again after a pause."""
-        self._loop.wake()
-
-    def _run_round(self) -> float | None:
-        if not self._goes_on():
-            return None
+    def _run_round(self) -> float:
         try:
             self._try(self.release_dead_leases)
         finally:
@@ -98,9 +90,6 @@ class CrashRecovery:
             step()
         except StoreUnavailable as error:
             logger.debug("crash records of %s: the store does not answer, retrying: %s", self._node, error)
-
-    def _close(self) -> None:
-        self._store.close()
 
     # Predecessors
 

@@ -5,30 +5,30 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from celery.worker.state import revoked
 
-from ..counters.recorder import COUNTING_ERRORS, log_failed_count
 from ..keys.lock_name import LockName, task_of_name
 from ..locking.lease_table import LeaseRecord
 from ..locking.watchdog import KILL_GRACE
-from ..runtime import Runtime
+from ..runtime import Runtime, WorkerHooks
 from ..store.acquisition import owner_of
 from ..task import execution
+from ..utils.latest import Latest
 from .body_kill import BodyKiller
-from .completion_marker import CompletedDelivery, CompletedRun, CompletionMarker, channel_is_gone
+from .completion_marker import CompletedRun, CompletionMarker, channel_is_gone
 
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..locking.lease_table import BodyAborter
     from ..store.model import Grant, Released
+    from .claim_renewal import ClaimRenewer
     from .pool_children import PoolChildren
-    from .queue_sweeper import HeldBack
+    from .queue_sweeper import QueueSweeper
+    from .request import SingletonRequest
 
 __all__ = ["DeliveryRegistry", "sends_task_events"]
 
@@ -49,35 +49,6 @@ def sends_task_events(dispatcher: Any) -> bool:
     return bool(dispatcher and dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups))
 
 
-class Delivered(CompletedDelivery, Protocol):
-    """The part of a request that the registry reads."""
-
-    @property
-    def acknowledged(self) -> bool: ...
-
-    dlock_owner: str
-    dlock_delivered: float
-    dlock_ack_requested_at: float
-
-    def dlock_on_killed(self) -> None: ...
-
-
-class Sweeper(Protocol):
-    """The methods of the queue sweeper that the registry and the requests call."""
-
-    def start_sweeping(self) -> None: ...
-    def hand_off(self, name: LockName, grant: Grant) -> None: ...
-    def discard_waiter(self, name: LockName, identity: str) -> None: ...
-    def acknowledge(self, request: HeldBack) -> None: ...
-    def sweep_after(self, number: int, name: LockName, seconds: float) -> None: ...
-
-
-class Renewer(Protocol):
-    """The methods of the claim renewer that the requests call."""
-
-    def release_claim(self, request: Any) -> None: ...
-
-
 class _NoSweeper:
     """The sweeper of a worker without a store. In such a worker no call takes a lock, and no message is parked."""
 
@@ -86,31 +57,31 @@ class _NoSweeper:
     def discard_waiter(self, name: LockName, identity: str) -> None: ...
     def sweep_after(self, number: int, name: LockName, seconds: float) -> None: ...
 
-    def acknowledge(self, request: HeldBack) -> None:
+    def acknowledge(self, request: SingletonRequest) -> None:
         request.dlock_acknowledge()
 
 
 class _NoRenewer:
     """The claim renewer of a worker that has no store."""
 
-    def release_claim(self, request: Any) -> None: ...
+    def release_claim(self, request: SingletonRequest) -> None: ...
 
 
-class DeliveryRegistry:
+class DeliveryRegistry(WorkerHooks):
     """The deliveries of one app's worker, and the worker's side of the app's runtime (`WorkerHooks`)."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.app = runtime.app
         # No WeakValueDictionary: it takes five times as many steps for each message.
-        self._by_owner: dict[str, weakref.ref[Delivered]] = {}
+        self._by_owner: dict[str, weakref.ref[SingletonRequest]] = {}
         #: The deliveries whose messages were published with a claim.
-        self.claiming: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-        self._settled: OrderedDict[str, tuple[float, str, str, str]] = OrderedDict()
-        self._freed: OrderedDict[str, LeaseRecord] = OrderedDict()
-        self._last_numbers: OrderedDict[LockName, int] = OrderedDict()
+        self.claiming: weakref.WeakValueDictionary[str, SingletonRequest] = weakref.WeakValueDictionary()
+        self._settled: Latest[str, tuple[float, str, str, str]] = Latest(REMEMBERED)
+        self._freed: Latest[str, LeaseRecord] = Latest(REMEMBERED)
+        self._last_numbers: Latest[LockName, int] = Latest(REMEMBERED)
         #: By task id: the lock name and identity of a message that was passed to the pool and may be parked now.
-        self._parked_at: OrderedDict[str, tuple[LockName, str]] = OrderedDict()
+        self._parked_at: Latest[str, tuple[LockName, str]] = Latest(WAITERS)
         self._revoked = 0
         #: The task ids that are still to be compared with the revoked ones in this round.
         self._uncompared: list[str] = []
@@ -121,17 +92,15 @@ class DeliveryRegistry:
         #: Returns whether the worker consumes. If not, every acknowledgement may be lost.
         self.consumes: Callable[[], bool] = lambda: True
         #: The owners whose locks the watchdog released after their process died.
-        self._holding: OrderedDict[str, None] = OrderedDict()
+        self._holding: Latest[str, None] = Latest(REMEMBERED)
         self.completion_marker = CompletionMarker(runtime, self._holding.__contains__)
         #: By owner: the time by which its process must have ended, if Celery kills it for its hard time limit.
-        self._kill_deadlines: OrderedDict[str, float] = OrderedDict()
+        self._kill_deadlines: Latest[str, float] = Latest(REMEMBERED)
         self.body_killer = BodyKiller(self)
-        #: Stops the body of a lost lease, if the worker's pool has a way to do so.
-        self.aborter: BodyAborter | None = None
         #: The pool children and their lease tables. This is the only strong reference: fork hooks have a weak one.
         self.children: PoolChildren | None = None
-        self.sweeper: Sweeper = _NoSweeper()
-        self.claim_renewer: Renewer = _NoRenewer()
+        self.sweeper: QueueSweeper | _NoSweeper = _NoSweeper()
+        self.claim_renewer: ClaimRenewer | _NoRenewer = _NoRenewer()
 
     @classmethod
     def of(cls, app: Celery) -> DeliveryRegistry:
@@ -151,18 +120,18 @@ class DeliveryRegistry:
         """Seconds after which the broker may have delivered a message again; None: the broker has no such limit."""
         return self.runtime.settings.doubtful_after
 
-    def add(self, request: Delivered) -> None:
+    def add(self, request: SingletonRequest) -> None:
         """Add a delivery. It is forgotten when its request is freed."""
         by_owner, owner = self._by_owner, request.dlock_owner
         # When the request is freed, Python calls pop(owner, reference).
         by_owner[owner] = weakref.ref(request, partial(by_owner.pop, owner))
 
-    def find(self, owner: str) -> Delivered | None:
+    def find(self, owner: str) -> SingletonRequest | None:
         """Return the delivery of an owner; None if this process does not have its request any more."""
         reference = self._by_owner.get(owner)
         return None if reference is None else reference()
 
-    def attach(self, sweeper: Sweeper, claim_renewer: Renewer) -> None:
+    def attach(self, sweeper: QueueSweeper, claim_renewer: ClaimRenewer) -> None:
         """Set the threads that publish grants and release claims. Before this call, neither is done."""
         self.sweeper, self.claim_renewer = sweeper, claim_renewer
         self.completion_marker.is_polled = True
@@ -191,7 +160,7 @@ class DeliveryRegistry:
             return True
         return not self.consumes() or channel_is_gone(request.message)
 
-    def _ack_may_be_lost(self, request: Delivered) -> bool:
+    def _ack_may_be_lost(self, request: SingletonRequest) -> bool:
         if request.dlock_ack_lost:
             return True
         if request.message.acknowledged:
@@ -199,14 +168,14 @@ class DeliveryRegistry:
         # Celery sends the acknowledgement in a later round of its event loop.
         return channel_is_gone(request.message) or time.monotonic() - request.dlock_ack_requested_at >= OVERDUE
 
-    def with_claims(self) -> Iterator[Any]:
+    def with_claims(self) -> Iterator[SingletonRequest]:
         """Return the deliveries whose messages were published with a claim. The claim renewal's thread calls this."""
         # `valuerefs` copies the references in one step. The consumer may add to the mapping during the iteration.
         return (request for ref in self.claiming.valuerefs() if (request := ref()) is not None)
 
     # Under the queue policy.
 
-    def number(self, request: Delivered, name: LockName | None) -> tuple[int, int]:
+    def number(self, request: SingletonRequest, name: LockName | None) -> tuple[int, int]:
         """Return the number of a message, and that of its predecessor: the last message of the same lock name.
 
         Args:
@@ -220,9 +189,6 @@ class DeliveryRegistry:
             predecessor = self._last_numbers.pop(name, 0)
             self._last_numbers[name] = number
             self._parked_at[request.id] = name, request.dlock_identity.digest
-            for remembered, most in ((self._last_numbers, REMEMBERED), (self._parked_at, WAITERS)):
-                if len(remembered) > most:
-                    remembered.popitem(last=False)
         return number, predecessor
 
     def newly_revoked(self) -> list[tuple[LockName, str]]:
@@ -261,11 +227,9 @@ class DeliveryRegistry:
         dispatcher = self.dispatcher()
         return dispatcher.hostname if sends_task_events(dispatcher) else None
 
-    def killing(self, request: Delivered) -> None:
+    def killing(self, request: SingletonRequest) -> None:
         """Record that Celery is about to kill this delivery's process, because its hard time limit is over."""
         self._kill_deadlines[request.dlock_owner] = self.runtime.clock.monotonic() + KILL_GRACE
-        if len(self._kill_deadlines) > REMEMBERED:
-            self._kill_deadlines.popitem(last=False)
 
     def kill_deadline(self, acquisition: str) -> float:
         """Return when the process of this acquisition must have ended; 0 if no hard time limit was enforced."""
@@ -274,7 +238,7 @@ class DeliveryRegistry:
     # A done mark for a dead pool child needs two events, in any order. In one, the watchdog releases the child's lock.
     # In the other, Celery stores the end and acknowledges the message.
 
-    def settle(self, request: Delivered, ended_at: float) -> None:
+    def settle(self, request: SingletonRequest, ended_at: float) -> None:
         """Record that the end of a run is stored and final, and that its pool child is dead or dying.
 
         Args:
@@ -289,19 +253,14 @@ class DeliveryRegistry:
         self.hand_off(record.name, released.granted)
         owner = owner_of(record.acquisition)
         if released.ours:
-            try:
-                self._count_freed(owner, record)
-            except COUNTING_ERRORS:  # this runs in the watchdog's round, which it must not break
-                log_failed_count("released")
+            self._count_freed(owner, record)
             self._holding[owner] = None
-            if len(self._holding) > REMEMBERED:
-                self._holding.popitem(last=False)
         if released.duplicate_seen or not released.ours:
             self._freed[owner] = record
             self._mark(owner)
 
     def _count_freed(self, owner: str, record: LeaseRecord) -> None:
-        request: Any = self.find(owner)
+        request = self.find(owner)
         task = task_of_name(record.name) if request is None else request.task.name
         self.runtime.counts.count("released", task, "watchdog")
         # Without a release request, the process died while it held the lock.
@@ -314,6 +273,3 @@ class DeliveryRegistry:
             ended_at, identity, task, task_id = self._settled.pop(owner)
             # The sweeper's thread writes the mark: a script must delay neither this thread nor the watchdog.
             self.completion_marker.mark_soon(CompletedRun(ended_at, record.name, identity, owner, task, task_id))
-        for remembered in (self._settled, self._freed):
-            while len(remembered) > REMEMBERED:
-                remembered.popitem(last=False)

@@ -13,6 +13,7 @@ from celery.worker.control import inspect_command
 
 from ..control.workers import COMMAND, COUNTERS, LEASES, LOST_WITHIN
 from ..keys.lock_name import task_of_name
+from ..messaging.wire import FIELD, WIRE_VERSION
 from ..runtime import NO_WORKER, Runtime
 from ..store.acquisition import owner_of
 
@@ -28,7 +29,12 @@ def held_locks(state: Any) -> dict[str, Any]:
     """Locks that the worker holds, and the health of its watchdog."""
     # No arguments of tasks. This runs in the thread that receives messages, so it asks neither store nor broker.
     runtime = Runtime.of(state.app)
-    me = {"version": version("celery-dlock"), "pool": _pool(state.consumer), "pid": os.getpid()}
+    me = {
+        "version": version("celery-dlock"),
+        FIELD: WIRE_VERSION,
+        "pool": _pool(state.consumer),
+        "pid": os.getpid(),
+    }
     if runtime.worker is NO_WORKER:
         return {**me, "off": "it takes no locks: dlock_enabled is off, or it has no lock store"}
     watchdog, now = runtime.watchdog, runtime.clock.monotonic()

@@ -68,18 +68,13 @@ class OtherStores:
         #: By description.
         self._stores: dict[bytes, _Store] = {}
         self._numbers = itertools.count(1)
-        self._loop = Loop("other stores", self._run_round)
-
-    def start(self) -> None:
-        self._loop.start()
+        self.loop = Loop("other stores", self._run_round, goes_on=goes_on)
 
     def add(self, child: PoolChild, tables: OtherTables) -> None:
         """Watch the leases of a child in these tables. Called after its fork."""
         self._children.append(_Child(child, tables))
 
-    def _run_round(self) -> float | None:
-        if not self._goes_on():
-            return None
+    def _run_round(self) -> float:
         for each in list(self._children):
             ended = each.child.ended()  # ask first: the child may take its first lock now
             for table in each.tables.tables:
@@ -105,7 +100,7 @@ class OtherStores:
             return
         store.watchdog.watch(PoolChild(table))
         if store.recovery is not None:
-            store.recovery.wake()
+            store.recovery.loop.wake()
 
     def _open(self, description: StoreDescription) -> _Store:
         watchdog = self._runtime.new_watchdog(description.open, description.timeout)

@@ -40,15 +40,11 @@ class OverdueMessages:
     def __init__(self, app: Celery, channel: Callable[[], Any], goes_on: Callable[[], bool]) -> None:
         self._app = app
         self._channel = channel
-        self._goes_on = goes_on
-        self._loop = Loop("search for overdue messages", self._run_round, begin=begin_thread("overdue-messages"))
+        self.loop = Loop(
+            "search for overdue messages", self._run_round, goes_on=goes_on, begin=begin_thread("overdue-messages")
+        )
 
-    def start(self) -> None:
-        self._loop.start()
-
-    def _run_round(self) -> float | None:
-        if not self._goes_on():
-            return None
+    def _run_round(self) -> float:
         channel = self._channel()
         if channel is None:
             return AGAIN

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..locking.lease_source import ScannedLeaseSource
+from ..locking.lease_source import LeaseSource
 from ..locking.other_tables import OtherTables
 from ..locking.shared_lease_table import SharedLeaseTable
 from ..utils import threads
@@ -220,7 +220,7 @@ class PoolChildren:
             self._runtime.adopt(self._forking.table)
 
 
-class PoolChild(ScannedLeaseSource):
+class PoolChild(LeaseSource):
     """One pool child and its leases in one store, as the watchdog of that store sees them."""
 
     _scanned: Sequence[WatchdogRecord] = ()
@@ -258,8 +258,12 @@ class PoolChild(ScannedLeaseSource):
         if self._watch is not None:
             self._watch.send(STOP_SIGNAL)
 
-    def _scan(self) -> Sequence[WatchdogRecord]:
-        return self._table.records(dead=self._watch is not None and self._watch.gone())
+    def records(self) -> Sequence[WatchdogRecord]:
+        self._scanned = self._table.records(dead=self.is_closed())
+        return self._scanned
+
+    def known_records(self) -> Sequence[WatchdogRecord]:
+        return self._scanned
 
     def is_closed(self) -> bool:
         return self._watch is not None and self._watch.gone()

@@ -9,7 +9,7 @@ import collections
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import BUCKETS, ONE_LOCK, LockName, task_of_name
@@ -20,6 +20,9 @@ from ..store.model import Grant
 from ..utils.background import Loop, begin_thread
 from ..utils.log import log_fields, logger
 from ..utils.rng import rng
+
+if TYPE_CHECKING:
+    from .request import SingletonRequest
 
 __all__ = ["QueueSweeper"]
 
@@ -57,16 +60,6 @@ MAX_DEBOUNCED: Final = 10_000
 #: Seconds of a year. Every lock with waiters is due for a sweep within a year, so a check that looks a year
 #: ahead finds all of them.
 ONE_YEAR: Final = 366 * 24 * 3600.0
-
-
-class HeldBack(Protocol):
-    """A delivery whose acknowledgement is held back."""
-
-    @property
-    def acknowledged(self) -> bool: ...
-    @property
-    def dlock_number(self) -> int: ...
-    def dlock_acknowledge(self) -> None: ...
 
 
 class QueueSweeper:
@@ -124,7 +117,7 @@ class QueueSweeper:
         #: The waiters to remove from their queues: lock name, identity, and the reason to store in the task's result;
         #: "" if the result is stored already.
         self._waiters_to_remove: collections.deque[tuple[LockName, str, str]] = collections.deque()
-        self._unacknowledged: collections.deque[HeldBack] = collections.deque()
+        self._unacknowledged: collections.deque[SingletonRequest] = collections.deque()
         #: Debounced calls that were passed to the pool: number in the receive order, lock name, and seconds from the
         #: call's parking until it is due.
         self._debounced: collections.deque[tuple[int, LockName, float]] = collections.deque(maxlen=MAX_DEBOUNCED)
@@ -142,10 +135,13 @@ class QueueSweeper:
         self._worker = uuid.uuid4().hex
         # In a green pool this runs as a greenlet: publishing and storing results use locks that the pool's greenlets
         # also take.
-        self._loop = Loop("queue sweeper", self._run_round, close=self._close, begin=begin_thread("queue-sweeper"))
-
-    def start(self) -> None:
-        self._loop.start()
+        self.loop = Loop(
+            "queue sweeper",
+            self._run_round,
+            goes_on=keep_running,
+            close=self._close,
+            begin=begin_thread("queue-sweeper"),
+        )
 
     def hand_off(self, name: LockName, grant: Grant) -> None:
         """Publish a granted message in the next round."""
@@ -163,13 +159,11 @@ class QueueSweeper:
         """Sweep a lock some seconds after the message with this number in the receive order is parked."""
         self._debounced.append((number, name, seconds))
 
-    def acknowledge(self, request: HeldBack) -> None:
+    def acknowledge(self, request: SingletonRequest) -> None:
         """Acknowledge this message once it holds its lock or is parked."""
         self._unacknowledged.append(request)
 
-    def _run_round(self) -> float | None:
-        if not self._keep_running():
-            return None
+    def _run_round(self) -> float:
         sweeps = self._sweeps
         try:
             self._send_held_acks()  # first: it needs no store

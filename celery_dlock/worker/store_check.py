@@ -87,21 +87,24 @@ class StoreCheck:
         self._prefix = settings.prefix
         self._parks = parks
         self._replicas = runtime.settings.durability.replicas
-        self._goes_on = goes_on
         # Opened here: if this process forks while a thread imports, the import is never finished in the child.
         self._store = runtime.open_store(settings.timeout)
         #: The servers that did not answer the last question, with the reasons; None before the first answer.
         self._away: Mapping[str, str] | None = None
         self._unreachable = False
-        self._loop = Loop("store check", self._run_round, close=self._store.close, begin=begin_thread("store-check"))
+        self.loop = Loop(
+            "store check",
+            self._run_round,
+            goes_on=goes_on,
+            close=self._store.close,
+            begin=begin_thread("store-check"),
+        )
 
     def start(self) -> None:
         logger.info("locks: %s, prefix %s", self._place, self._prefix)
-        self._loop.start()
+        self.loop.start()
 
     def _run_round(self) -> float | None:
-        if not self._goes_on():
-            return None
         pause = AGAIN if self._away is None else WATCH
         try:
             info = self._store.info()

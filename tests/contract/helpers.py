@@ -15,7 +15,7 @@ from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.locking.owner import OwnerContext
-from celery_dlock.locking.watchdog import Watchdog
+from celery_dlock.locking.watchdog import Watchdog, WatchdogHooks
 from celery_dlock.options.durability import PRIMARY, Durability
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
@@ -92,6 +92,14 @@ def commands_seen(client: redis.Redis) -> Iterator[list[tuple[str, list[str]]]]:
                 seen.append((line["client_type"], line["command"].split(" ")))
 
 
+class _Losses(WatchdogHooks):
+    def __init__(self, lost: list[str]) -> None:
+        self._lost = lost
+
+    def lost(self, record: LeaseRecord, reason: str) -> None:
+        self._lost.append(reason)
+
+
 class Party:
     """One process's lock client and watchdog, with short timeouts, and all that listeners received.
 
@@ -107,11 +115,10 @@ class Party:
         listeners.add(self.told.append)
         self.lost: list[str] = []
         kept = open_store(places, timeout=timeout, prefix="dlock", durability=durability)
-        self.watchdog = Watchdog(kept, SystemClock(), timeout, self._lost)
+        self.watchdog = Watchdog({timeout: kept}, SystemClock(), _Losses(self.lost))
         source = LocalLeaseSource(self.lease_table, lambda record, released: None)
-        self.lock_client = LockClient(
-            self.store, self.lease_table, lambda: self.watchdog.watch(source), SystemClock(), listeners
-        )
+        self.lease_table.wake = lambda: self.watchdog.watch(source)
+        self.lock_client = LockClient(self.store, self.lease_table, SystemClock(), listeners)
         self.context = self.new_context()
 
     def new_context(self) -> OwnerContext:
@@ -128,6 +135,3 @@ class Party:
 
     def kinds_told(self) -> list[str]:
         return [event.kind for event in self.told]
-
-    def _lost(self, record: LeaseRecord, reason: str) -> None:
-        self.lost.append(reason)

@@ -54,7 +54,7 @@ def app(redis_url: str, caplog: pytest.LogCaptureFixture) -> Celery:
     caplog.set_level(logging.CRITICAL, "celery.app.trace")
     app = Celery("interruptions", broker=redis_url, backend="cache+memory://", set_as_current=False)
     # The test is the watchdog's scheduler: its thread never starts.
-    assert Runtime.of(app).watchdog._loop.running.take()
+    assert Runtime.of(app).watchdog._loop.running.acquire(blocking=False)
     return app
 
 

@@ -23,7 +23,7 @@ def made(url: str, run_dir: Path) -> Celery:
     app = Celery("interruptions", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(dlock_url=url, dlock_run_dir=str(run_dir))
     # The test is the watchdog's scheduler: its thread never starts.
-    assert Runtime.of(app).watchdog._loop.running.take()
+    assert Runtime.of(app).watchdog._loop.running.acquire(blocking=False)
     return app
 
 

@@ -240,6 +240,6 @@ def test_a_store_that_is_away_ends_no_look(app, own_server, caplog) -> None:
     looker = CrashRecovery(Runtime.of(app), NODE, lambda: next(rounds), ME)
     server.kill()
     with caplog.at_level("DEBUG", "celery_dlock"):
-        looker._loop.run()
+        looker.loop.run()
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
     assert len(caplog.records) == 2

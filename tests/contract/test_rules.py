@@ -15,6 +15,7 @@ from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.histories import NAMES, REPLACED, SEATED, TTL, TURN, History, Step, steps
 from tests.contract.queue_helpers import digest, ending, request_of
 from tests.contract.two_stores import TwoStores
+from tests.support.faulty_backend import Fault, conflict, lost_reply
 from tests.support.polling import eventually
 from tests.support.servers import Server
 
@@ -22,8 +23,8 @@ from tests.support.servers import Server
 PARTS = int(os.environ.get("DLOCK_TEST_HISTORY_PARTS", "3"))
 
 
-def run(server: Server, client: redis.Redis, history: list[Step]) -> None:
-    with closing(TwoStores(server, client)) as stores:
+def run(server: Server, client: redis.Redis, history: list[Step], fault: Fault | None = None) -> None:
+    with closing(TwoStores(server, client, fault=fault)) as stores:
         both = History(stores)
         for step in history:
             both.take(step)
@@ -32,17 +33,23 @@ def run(server: Server, client: redis.Redis, history: list[Step]) -> None:
 
 @pytest.mark.invariant("stores-agree")
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", [None, conflict, lost_reply])
 @pytest.mark.parametrize(
     "histories", [60, *(pytest.param(500, marks=pytest.mark.slow, id=f"part{part}") for part in range(PARTS))]
 )
-def test_memory_and_scripts_agree_on_random_histories(clean_server: Server, histories: int) -> None:
-    """Every answer is equal, and at the end everything that both stores hold."""
+def test_memory_and_scripts_agree_on_random_histories(
+    clean_server: Server, histories: int, fault: Fault | None
+) -> None:
+    """Every answer is equal, and at the end everything that both stores hold.
+
+    Also if one commit of three is refused, or carried out without a reply: the engine then runs the rule again.
+    """
     with closing(clean_server.client()) as client:
         # Without the phase that explains failures: it traces every line.
         @settings(max_examples=histories, phases=[Phase.generate, Phase.shrink])
         @given(steps(80))
         def agree(history: list[Step]) -> None:
-            run(clean_server, client, history)
+            run(clean_server, client, history, fault)
 
         agree()
 

@@ -246,7 +246,7 @@ def test_no_page_scrolls_sideways_at_320_pixels(browser: Browser, site: str, sto
 
 
 @pytest.mark.parametrize("width", [1920, 1280, 800, 375])
-def test_cards_of_the_overview_fill_their_rows(browser: Browser, site: str, store: RedisStore, width: int) -> None:
+def test_cards_of_the_overview_fill_their_rows(browser: Browser, site: str, width: int) -> None:
     browser.narrow(width)
     browser.open(f"{site}/")
     edges = browser.run(

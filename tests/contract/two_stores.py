@@ -20,7 +20,9 @@ from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
+from celery_dlock.store.model import Released
 from celery_dlock.store.redis.scripts import ScriptVariant, _bulk
+from tests.support.faulty_backend import Fault, FaultyBackend, Resending, conflict, lost_reply, one_in_three
 from tests.support.memory_view import all_values
 from tests.support.servers import Server
 
@@ -76,14 +78,19 @@ class TwoStores:
     Args:
         server: The server of the Redis store.
         client: A connection to it.
+        fault: Done in place of one commit of three of the memory store.
     """
 
-    def __init__(self, server: Server, client: redis.Redis, clock_key: str = "clock") -> None:
+    def __init__(
+        self, server: Server, client: redis.Redis, clock_key: str = "clock", fault: Fault | None = None
+    ) -> None:
         self.prefix = uuid.uuid4().hex
         self._client, self._clock_key = client, clock_key
         self.now_us = START_US
         self.memory = MemoryBackend(MemoryClock(lambda: self.now_us))
-        self.local = EngineStore(self.memory)
+        self._faulty = FaultyBackend(self.memory, one_in_three(1) if fault else lambda: False, fault or conflict)
+        self._loses = fault is lost_reply
+        self.local = Resending(EngineStore(self._faulty))  # type: ignore[arg-type]
         self.redis = open_operator_store((StoreLocation.of(server.url()),), timeout=5, prefix=self.prefix)
         self.redis._topology = _ClockedTopology(self.redis._topology, clock_key)  # type: ignore[attr-defined]
         self.travel(1)
@@ -102,9 +109,21 @@ class TwoStores:
             pipe.execute()
 
     def do(self, command: Callable[[Any], Any]) -> Any:
-        """Carry a command out on both. Return the memory store's answer, which is the Redis store's, too."""
-        seen, expected = command(self.redis), command(self.local)
-        same(seen, expected, "reply")
+        """Carry a command out on both. Return the memory store's answer, which is the Redis store's, too.
+
+        If the memory store lost a reply, it sent the command twice, and so the Redis store gets it twice. The answer is
+        that of one of the two copies.
+        """
+        before = self._faulty.faults
+        expected, seen = command(self.local), command(self.redis)
+        if not self._loses or self._faulty.faults == before:
+            same(seen, expected, "reply")
+            return expected
+        again = command(self.redis)
+        try:
+            same(again._replace(ours=True) if isinstance(again, Released) else again, expected, "second reply")
+        except AssertionError:
+            same(seen, expected, "first reply")
         return expected
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 from celery import Celery
 from redis.crc import key_slot
 
+from celery_dlock import runtime
 from celery_dlock.errors import ReplyTimeout, StoreUnavailable
 from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
@@ -139,9 +140,12 @@ class TestOneNodeIsAway:
             node.resume()
             cluster.wait_until_whole()
 
-    def test_messages_of_the_absent_nodes_locks_are_republished_and_others_run(self, cluster: ClusterSet) -> None:
+    def test_messages_of_the_absent_nodes_locks_are_republished_and_others_run(
+        self, cluster: ClusterSet, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         app = Celery("away", broker="memory://", set_as_current=False)
-        app.conf.update(dlock_url=cluster.lock_url(), dlock_timeout=0.4, dlock_breaker_reset=30)
+        app.conf.update(dlock_url=cluster.lock_url(), dlock_timeout=0.4)
+        monkeypatch.setattr(runtime, "BREAKER_RESET", 30)
         lock_client = Runtime.of(app).lock_client
 
         def run(name: LockName) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery import states
 
-from celery_dlock import Lock
+from celery_dlock import Lock, runtime
 from celery_dlock.errors import ReplyTimeout, StoreUnavailable
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -24,9 +24,12 @@ def proxied(clean_server: Server, start_proxy: Any) -> Proxy:
 
 
 @pytest.mark.invariant("dead-store-costs-one-timeout")
-def test_a_lock_asks_every_time_because_who_called_it_has_nothing_else(proxied: Proxy) -> None:
+def test_a_lock_asks_every_time_because_who_called_it_has_nothing_else(
+    proxied: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with loaded_app(APP, Urls("memory://", "cache+memory://", proxied.url())) as tasks:
-        tasks.app.conf.update(dlock_timeout=0.2, dlock_breaker_reset=60)
+        tasks.app.conf.update(dlock_timeout=0.2)
+        monkeypatch.setattr(runtime, "BREAKER_RESET", 60)
         proxied.set_mode("blackhole")
         for _ in range(2):
             with pytest.raises(ReplyTimeout):

@@ -44,7 +44,7 @@ def start(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
 
     def inspected(app: Celery) -> str:
         tries = iter([True])
-        StoreCheck(Runtime.of(app), lambda: next(tries, False), parks=False)._loop.run()
+        StoreCheck(Runtime.of(app), lambda: next(tries, False), parks=False).loop.run()
         (line,) = [
             record.getMessage()
             for record in caplog.records
@@ -156,7 +156,7 @@ def watched(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -
                 happen()
             return happen is not None
 
-        StoreCheck(Runtime.of(app), goes_on, parks=False)._loop.run()
+        StoreCheck(Runtime.of(app), goes_on, parks=False).loop.run()
         return [record.getMessage() for record in caplog.records if record.module == "store_check"]
 
     return said
@@ -206,7 +206,7 @@ def test_only_a_worker_with_queues_says_that_they_are_not_looked_after(
 ) -> None:
     looks = iter([True, True])
     runtime = Runtime.of(app_at(f"redis://{HOST}:{free_port()}"))
-    QueueSweeper(runtime, list, lambda call: call(), lambda: next(looks, False), parks=parks)._loop.run()
+    QueueSweeper(runtime, list, lambda call: call(), lambda: next(looks, False), parks=parks).loop.run()
     told = [record.getMessage() for record in caplog.records]
     assert [text.partition(":")[0] for text in told] == ["queues are not swept, retrying every 0.1 s"] * parks
 

@@ -3,13 +3,18 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from celery_dlock.errors import ReplyLost
 from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.base import call_again_if_reply_lost
 from celery_dlock.store.engine.backend import Backend, Changes, Conflict, Session, Wanted
 
-__all__ = ["FaultyBackend", "conflict", "lost_reply", "one_in_three"]
+__all__ = ["Fault", "FaultyBackend", "Resending", "conflict", "lost_reply", "one_in_three"]
+
+#: It does what a commit that fails does.
+Fault = Callable[[Session, Changes], None]
 
 
 def conflict(_session: Session, _changes: Changes) -> None:
@@ -43,7 +48,7 @@ class FaultyBackend:
         fault: Does what the failing commit does.
     """
 
-    def __init__(self, backend: Backend, fails: Callable[[], bool], fault: Callable[[Session, Changes], None]) -> None:
+    def __init__(self, backend: Backend, fails: Callable[[], bool], fault: Fault) -> None:
         self._backend, self._fails, self._fault = backend, fails, fault
         #: How many commits have failed.
         self.faults = 0
@@ -73,3 +78,14 @@ class _FaultySession:
 
     def commit(self, changes: Changes) -> None:
         self._backend.commit(self._session, changes)
+
+
+class Resending:
+    """A store whose caller sends an acquire again if its reply is lost."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._store, name)
+        return partial(call_again_if_reply_lost, verb) if name == "acquire" else verb

@@ -13,7 +13,7 @@ from celery_dlock.locking.lease import Lease, drift_margin
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
 from celery_dlock.locking.owner import OwnerContext
-from celery_dlock.locking.watchdog import ROUND, Watchdog
+from celery_dlock.locking.watchdog import ROUND, Watchdog, WatchdogHooks
 from celery_dlock.runtime import WATCHDOG_TIMEOUT
 from celery_dlock.store.base import ReleaseListener, ReleaseRequest
 from celery_dlock.store.holder_model import Holder
@@ -213,6 +213,22 @@ def a_name(text: str = "x") -> LockName:
     return shared_name(text)
 
 
+class FakeHooks(WatchdogHooks):
+    """Keeps what the watchdog told, and answers as the harness says."""
+
+    def __init__(self, harness: WatchdogHarness) -> None:
+        self._harness = harness
+
+    def lost(self, record: LeaseRecord, reason: str) -> None:
+        self._harness.lost.append((record.acquisition, reason, self._harness.clock.now))
+
+    def may_be_redelivered(self, acquisition: str) -> bool:
+        return acquisition in self._harness.doubted
+
+    def kill_deadline(self, acquisition: str) -> float:
+        return self._harness.killed_by.get(acquisition, 0.0)
+
+
 class WatchdogHarness:
     """One watchdog, one process, and what the watchdog told. No thread: the test runs the rounds."""
 
@@ -232,15 +248,10 @@ class WatchdogHarness:
         stores = {longer: SlowerStore(self.store, longer) for longer in patient}
         #: By acquisition: when its process should have ended.
         self.killed_by: dict[str, float] = {}
-        self.watchdog = Watchdog(
-            self.store, self.clock, timeout, self._lost, self.doubted.__contains__, stores,
-            killed_by=lambda acquisition: self.killed_by.get(acquisition, 0.0),
-        )  # fmt: skip
-        self.watchdog._loop.running.take()  # so no thread starts
+        self.hooks = FakeHooks(self)
+        self.watchdog = Watchdog({timeout: self.store, **stores}, self.clock, self.hooks)
+        self.watchdog._loop.running.acquire(blocking=False)  # so no thread starts
         self.watchdog.watch(self.source)
-
-    def _lost(self, record: LeaseRecord, reason: str) -> None:
-        self.lost.append((record.acquisition, reason, self.clock.now))
 
     def hold(self, text: str = "x", *, ttl: float = 30.0, source: FakeSource | None = None) -> LeaseRecord:
         """Take a lock as the lock client does."""
@@ -281,12 +292,13 @@ class LockClientHarness:
         self.clock = FakeClock()
         self.store = FakeStore(self.clock)
         self.lease_table = LocalLeaseTable()
+        self.lease_table.wake = self._wake
         self.woken = 0
         self.wakes = True
         self.told: list[Event] = []
         listeners = Listeners()
         listeners.add(self.told.append)
-        self.lock_client = LockClient(self.store, self.lease_table, self._wake, self.clock, listeners)
+        self.lock_client = LockClient(self.store, self.lease_table, self.clock, listeners)
         self.context = self.new_context("me")
 
     def new_context(self, owner: str) -> OwnerContext:

@@ -38,7 +38,7 @@ STEP = 131
 def test_a_soft_limit_at_any_line_leaves_no_lock_on_any_server(five: RedlockSet, make_app: Any) -> None:
     app = make_app(five.lock_urls(), dlock_quarantine=0, result_backend="cache+memory://")
     runtime = Runtime.of(app)
-    assert runtime.watchdog._loop.running.take()  # the test is its scheduler
+    assert runtime.watchdog._loop.running.acquire(blocking=False)  # the test is its scheduler
     ended = set()
 
     @singleton_task(app=app, once_per=5, name="interrupted")

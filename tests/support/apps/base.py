@@ -11,17 +11,19 @@ from typing import Any
 
 import redis
 from celery import Celery
+from celery.signals import worker_init
 
-from celery_dlock import LockLost
+from celery_dlock import LockLost, runtime
 from celery_dlock.errors import StoreUnavailable
 
 
-def make_app(name: str, *, configurable: bool = False, **conf: Any) -> Celery:
+def make_app(name: str, *, configurable: bool = False, breaker_reset: float | None = None, **conf: Any) -> Celery:
     """Return an app of the servers that the environment names.
 
     Args:
         name: of the app.
         configurable: whether DLOCK_TEST_CONF, a JSON object, is read as further settings.
+        breaker_reset: for its workers, in place of :data:`celery_dlock.runtime.BREAKER_RESET`.
         conf: further settings.
     """
     app = Celery(name, broker=os.environ["DLOCK_TEST_BROKER_URL"], backend=os.environ["DLOCK_TEST_RESULT_URL"])
@@ -30,6 +32,8 @@ def make_app(name: str, *, configurable: bool = False, **conf: Any) -> Celery:
     )
     if configurable:
         app.conf.update(json.loads(os.environ.get("DLOCK_TEST_CONF", "{}")))
+    if breaker_reset is not None:
+        worker_init.connect(lambda **_: setattr(runtime, "BREAKER_RESET", breaker_reset), weak=False)
     return app
 
 

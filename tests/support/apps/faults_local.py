@@ -12,7 +12,7 @@ app = make_app(
     "faults_local",
     configurable=True,
     dlock_timeout=1.0,
-    dlock_breaker_reset=0.5,
+    breaker_reset=0.5,
     worker_prefetch_multiplier=1,
 )
 

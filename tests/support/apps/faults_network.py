@@ -25,7 +25,7 @@ COMEBACK = 0.2
 app = make_app(
     "faults_network",
     dlock_timeout=TIMEOUT,
-    dlock_breaker_reset=BREAKER_RESET,
+    breaker_reset=BREAKER_RESET,
     broker_connection_max_retries=None,
     worker_prefetch_multiplier=1,
 )

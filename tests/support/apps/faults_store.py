@@ -14,7 +14,7 @@ TIMEOUT, BREAKER_RESET = 1.0, 4.0
 app = make_app(
     "faults_store",
     dlock_timeout=TIMEOUT,
-    dlock_breaker_reset=BREAKER_RESET,
+    breaker_reset=BREAKER_RESET,
     worker_prefetch_multiplier=1,
 )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from celery_dlock.locking.watchdog import FREED_WITHIN
 from celery_dlock.store.redis.keys import LockKeys
 from tests.support.polling import eventually
 from tests.support.servers import Server
@@ -82,7 +83,7 @@ class Row:
     way: str
     end: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    within: float = 1.0
+    within: float = FREED_WITHIN
 
     @property
     def args(self) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def test_observation_falls_into_the_first_bucket_whose_bound_is_not_smaller() ->
 
 def test_calls_that_did_not_wait_are_in_the_first_bucket_of_wait_seconds() -> None:
     meter = Meter(["a"])
-    taken, _ = meter.recorder.lease_hooks([], lambda: None)
+    taken = meter.recorder.taken
     for _ in range(3):
         taken(SimpleNamespace(task="a"))
     meter.recorder.waited("a", 2.0)
@@ -93,11 +93,11 @@ def test_tasks_above_the_limit_share_one_label() -> None:
 def test_threads_that_count_at_once_lose_no_count() -> None:
     """Each has a row of its own; without, one in thousands of increments would be lost on Python 3.10."""
     meter, each = Meter(["a"]), 5_000
-    taken, released = meter.recorder.lease_hooks([], lambda: None)
+    taken, released = meter.recorder.taken, meter.recorder.released
 
     def work() -> None:
         for _ in range(each):
-            lease = SimpleNamespace(task="a")
+            lease: Any = SimpleNamespace(task="a")
             taken(lease)
             released(lease)
 
@@ -225,7 +225,7 @@ def test_lease_whose_start_was_interrupted_counts_as_taken_now() -> None:
     from celery_dlock.locking.lease import Lease  # noqa: PLC0415
 
     meter = Meter(["a"])
-    _, released = meter.recorder.lease_hooks([], lambda: None)
+    released = meter.recorder.released
     lease: Any = Lease.__new__(Lease)
     lease.task = "a"
     released(lease)

@@ -29,7 +29,7 @@ class Harness(LockClientHarness):
         super().__init__()
         breaker = CircuitBreaker(ShardStates([0], [0]), self.clock, BREAKER_RESET, TIMEOUT)
         self.lock_client = LockClient(
-            self.store, self.lease_table, self._wake, self.clock, self.lock_client._listeners, breaker=breaker
+            self.store, self.lease_table, self.clock, self.lock_client._listeners, breaker=breaker
         )
         self.context = self.delivery("me")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -89,7 +88,7 @@ def fed() -> Iterator[tuple[Celery, Listeners]]:
 
     app.finalize()
     listeners = Listeners()
-    feed(listeners, app, SimpleNamespace(worker=SimpleNamespace(monitored_as=lambda: None)))
+    feed(listeners, app, lambda kind: None)
     yield app, listeners
     for name in signals.__all__:
         if name.startswith("lock_"):

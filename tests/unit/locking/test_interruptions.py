@@ -19,7 +19,7 @@ from celery_dlock.locking.events import Listeners
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.locking.shared_lease_table import SharedLeaseTable
-from celery_dlock.locking.watchdog import Watchdog
+from celery_dlock.locking.watchdog import Watchdog, WatchdogHooks
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Identity
 from tests.unit.fakes import LockClientHarness, a_name
@@ -90,8 +90,8 @@ def end(harness: LockClientHarness) -> None:
 
 def trouble_after(harness: LockClientHarness) -> str:
     """Return the errors that are left when the interrupted owner has ended and the watchdog has looked; "" for none."""
-    watchdog = Watchdog(harness.store, harness.clock, 0.4, lambda record, reason: None)
-    watchdog._loop.running.take()  # so no thread starts
+    watchdog = Watchdog({0.4: harness.store}, harness.clock, WatchdogHooks())
+    watchdog._loop.running.acquire(blocking=False)  # so no thread starts
     watchdog.watch(LocalLeaseSource(harness.lease_table, lambda record, released: None))
     end(harness)
     watchdog.run_round()
@@ -142,7 +142,7 @@ def test_end_of_a_process_that_the_body_forked_releases_no_lease_of_its_parent(
 ) -> None:
     """The record is in memory that the two share, so a late write would make the watchdog release the parent's lock."""
     harness = LockClientHarness()
-    harness.lock_client = LockClient(harness.store, shared, lambda: True, harness.clock, Listeners())
+    harness.lock_client = LockClient(harness.store, shared, harness.clock, Listeners())
     lease = harness.take()
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)

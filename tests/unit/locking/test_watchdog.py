@@ -296,7 +296,7 @@ def test_an_error_in_one_round_does_not_end_the_thread(
     monkeypatch.setattr(harness.watchdog, "run_round", run_round)
     monkeypatch.setattr(harness.watchdog, "_busy", lambda: False)
     monkeypatch.setattr(native, "sleep", lambda seconds: None)
-    harness.watchdog._loop.running.drop()
+    harness.watchdog._loop.running.release()
     harness.watchdog._loop.run()
     assert [record.message for record in caplog.records] == ["the watchdog failed in one round, continuing"] * 2
     assert harness.store.closed
@@ -326,7 +326,7 @@ def test_a_watchdog_that_ends_looks_once_more_for_what_came_after_its_last_look(
             record.clear()
 
     monkeypatch.setattr(harness.watchdog._loop, "_close", close_and_release)
-    harness.watchdog._loop.running.drop()
+    harness.watchdog._loop.running.release()
     harness.watchdog._loop.run()
     assert len(looks) == 2 * watchdog.IDLE_ROUNDS
     assert not started, "the same thread goes on"
@@ -335,7 +335,7 @@ def test_a_watchdog_that_ends_looks_once_more_for_what_came_after_its_last_look(
 def test_watchdog_that_cannot_be_started_is_started_at_the_next_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     """One "can't start new thread" must not end all renewals of the process."""
     harness = WatchdogHarness()
-    harness.watchdog._loop.running.drop()
+    harness.watchdog._loop.running.release()
     started: list[Callable[[], None]] = []
 
     def start(target: Callable[[], None]) -> None:

@@ -67,13 +67,11 @@ class PatientHarness(WatchdogHarness):
         self.refused: set[str] = set()
         self.ends: list[tuple[str, ReleaseRequest]] = []
         self.watchdog = Watchdog(
-            WaitingStore(self, WATCHDOG_TIMEOUT),
+            {patience: WaitingStore(self, patience) for patience in (WATCHDOG_TIMEOUT, *PATIENT_TIMEOUTS)},
             self.clock,
-            WATCHDOG_TIMEOUT,
-            self._lost,
-            patient={patience: WaitingStore(self, patience) for patience in PATIENT_TIMEOUTS},
+            self.hooks,
         )
-        self.watchdog._loop.running.take()  # so no thread starts
+        self.watchdog._loop.running.acquire(blocking=False)  # so no thread starts
         self.watchdog.watch(self.source)
 
     def holds(self, *ttls: float) -> list[LeaseRecord]:

@@ -192,7 +192,7 @@ def test_loop_in_a_real_thread_goes_on_beside_a_log_handler_that_blocks(blocking
     """Such as one that writes into a pipe that nothing reads."""
     loop = Loop("test", turns(ZeroDivisionError(), 0.0, KeyError(), None))
     loop.start()
-    eventually(lambda: "KeyError" in loop._logged and not loop.running.taken)
+    eventually(lambda: "KeyError" in loop._logged and not loop.running.locked())
     eventually(lambda: blocking.seen)
     assert blocking.seen == ["the test failed in one round, continuing"]
     blocking.over.set()
@@ -212,7 +212,7 @@ def test_loss_behind_a_listener_that_blocks_is_logged(caplog: pytest.LogCaptureF
     runtime.listeners.add(blocks)
     slot = runtime.lease_table.open(shared_name("x"), "me.1", 30.0)
     for reason in ("first", "second"):
-        runtime.watchdog._lost(slot, Loss(LossCause.FORGOTTEN, reason))
+        runtime.watchdog._hooks.lost(slot, Loss(LossCause.FORGOTTEN, reason))
     eventually(lambda: len(told) == 1)
     over.set()
     lost = [line.rpartition(": ")[2] for line in caplog.messages if line.startswith("the lease of x:")]
@@ -276,7 +276,7 @@ def test_thread_of_a_worker_whose_rounds_and_log_fail_goes_on(broken_log: list[s
     app.conf.dlock_url = "redis://127.0.0.1:1"
     rounds = Rounds(5)
     room = rooms(Runtime.of(app), rounds)[name]
-    room._loop.run()
+    room.loop.run()
     assert rounds.left == 0
     assert broken_log == [f"the {name} failed in one round, continuing"] * 4
 
@@ -302,10 +302,10 @@ def test_unsure_claims_are_taken_back_after_a_store_that_raised_anything() -> No
         return Store()
 
     unsure = ClaimRollback(make_store, FakeClock())
-    unsure._loop.running.take()  # so no thread starts
+    unsure._loop.running.acquire(blocking=False)  # so no thread starts
     publication = ClaimRequest("id1", 0, 30_000, False, Requester("", "", "", ""), "x")
     unsure.take_back(shared_name("x"), publication)
-    unsure._loop.running.drop()
+    unsure._loop.running.release()
     unsure._loop.run()
     assert done == ["failed", "id1", "closed"]
 
@@ -335,7 +335,7 @@ def test_loop_thread_that_is_killed_is_started_again_and_logged(caplog: pytest.L
     loop = Loop("test", turn, begin=begin)
     loop.start()
     assert over.wait(10)
-    eventually(lambda: not loop.running.taken)
+    eventually(lambda: not loop.running.locked())
     assert len(rounds) == 2
     assert [record.getMessage() for record in caplog.records] == ["the test thread was killed, restarting it"]
 
@@ -405,10 +405,10 @@ def test_loop_that_was_started_twice_runs_once() -> None:
     assert loop.wake()
     assert loop.wake()
     assert len(began) == 1, "it has not begun yet, and is on its way"
-    assert loop.running.take()  # another thread runs it
+    assert loop.running.acquire(blocking=False)  # another thread runs it
     began[0]()
     assert rounds == []
-    loop.running.drop()
+    loop.running.release()
 
 
 def test_call_is_made_later_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_no_child_is_forked_while_a_background_thread_logs(begin: Any) -> None:
         loop.start()
         assert logging_now.wait(10)
         assert forked(lambda: 7 if theirs.acquire(timeout=2) else 1) == 7
-        eventually(lambda: not loop.running.taken)
+        eventually(lambda: not loop.running.locked())
     finally:
         near.removeHandler(handler)
 

@@ -15,6 +15,9 @@ class Store:
     def __init__(self) -> None:
         self.unclaimed: list[str] = []
 
+    def close(self) -> None:
+        pass
+
     def release_claim(self, _keys: Any, task_id: str, _generation: int) -> None:
         self.unclaimed.append(task_id)
 

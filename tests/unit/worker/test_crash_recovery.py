@@ -29,6 +29,9 @@ class FakeNotes:
         self.others: dict[str, str] = {}
         self.away: Exception | None = None
 
+    def close(self) -> None:
+        pass
+
     def worker_records(self, node: str) -> dict[str, str]:
         assert node == NODE
         return dict(self.others)

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from celery_dlock.locking.watchdog import FREED_WITHIN
 from tests.support.environments.worker import WorkerEnvironment, running_environment
 from tests.support.polling import eventually
 from tests.support.rx_queue import has_unread
@@ -117,7 +118,7 @@ def test_a_child_killed_between_asking_for_the_lock_and_hearing_of_it_leaves_no_
         environment.store.resume()
         taken = eventually(lambda: environment.log.taken(key), message="the dead child's acquire was not carried out")
         freed = eventually(lambda: environment.log.freed(key, taken), message="still locked")
-        assert freed - resumed <= 1.0
+        assert freed - resumed <= FREED_WITHIN
         assert not environment.words("second")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from importlib.metadata import version
 
 import pytest
 from celery import Celery
@@ -13,6 +14,7 @@ from kombu.utils.objects import cached_property
 
 from celery_dlock.control import LockControl, WorkerView
 from celery_dlock.control.workers import _views
+from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.worker.inspection import held_locks
 from tests.support.polling import eventually
 from tests.support.servers import LOCK_USER, OPERATOR_USER
@@ -58,6 +60,7 @@ def test_worker_tells_what_it_holds_its_pool_and_its_watchdog(start_worker, oper
     (view,) = found.workers
     assert found.problem == ""
     assert (view.worker, view.pool, view.watchdog, view.held) == (worker.node, pool, "ok", 1)
+    assert (view.version, view.wire) == (version("celery-dlock"), WIRE_VERSION)
     assert view.pid == worker.pid
     assert view.scanned < 5
     (lease,) = view.leases

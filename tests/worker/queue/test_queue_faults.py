@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from celery_dlock.locking.watchdog import FREED_WITHIN
 from celery_dlock.store.model import AcquireRequest, Requester
 from tests.conftest import WORKERS
 from tests.support.environments.queue_faults import accounts, queue_fault_environment
@@ -219,9 +220,9 @@ def test_a_child_that_holds_dies_and_the_next_one_starts_within_a_second(environ
     environment.arm("body", "child")
     died = time.monotonic()
     environment.open_gate(account)
-    eventually(lambda: 2 in environment.numbers(account, "in"), 1 + SLACK)
-    # 1 s to see it, and a delivery.
-    assert time.monotonic() - died <= 1 + SLACK
+    eventually(lambda: 2 in environment.numbers(account, "in"), FREED_WITHIN + SLACK)
+    # The time to see it, and a delivery.
+    assert time.monotonic() - died <= FREED_WITHIN + SLACK
     environment.wait_until_drained(task, account)
     environment.dead("body")
 
