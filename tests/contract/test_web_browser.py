@@ -5,6 +5,7 @@ import dataclasses
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -354,34 +355,32 @@ def stock(store: RedisStore) -> None:
 
 
 def remember(samples: Samples, lock: LockView) -> None:
-    """Fill the last hour with what workers of a shop would have counted, and with earlier holders of a lock."""
-    now = time.time()
-    taken, skipped, queued, lost = 0, 0, 0, 0
-    counts = Counts({}, {}, {}, {}, {}, {}, {}, {})
+    """Fill the last hour with what the workers of a shop would have told, and with earlier holders of a lock."""
+    now, nothing = time.time(), Counts({}, {}, {}, {}, {}, {}, {}, {})
+    told = Counter[str]()
     for ago in range(3600, 0, -30):
         busy = 10 + ago // 120 % 14
-        taken, skipped, queued = taken + busy, skipped + busy // 3, queued + (busy // 4 if ago < 2400 else 0)
-        lost += ago == 1500
-        view = WorkerView("celery@shop1", pid=7, counters={
-            "acquired": {"shop.send_invoice": {"": taken}},
-            "conflicts": {"shop.update_stock": {"skipped": skipped, "queued": queued}},
-            "lost": {"shop.update_stock": {"forgotten": lost}},
-        })  # fmt: skip
+        told.update(taken=busy, skipped=busy // 3, queued=busy // 4 if ago < 2400 else 0, lost=ago == 1500)
+        counters = {
+            "acquired": {"shop.send_invoice": {"": told["taken"]}},
+            "conflicts": {"shop.update_stock": {"skipped": told["skipped"], "queued": told["queued"]}},
+            "lost": {"shop.update_stock": {"forgotten": told["lost"]}},
+        }
         waiting = max(0, 7 - abs(ago - 1200) // 150) + (3 if ago < 400 else 0)
-        run = ago // 420  # a holder every seven minutes, and the present one since three minutes
+        counts = dataclasses.replace(nothing, waiting={"shop.update_stock": waiting})
+        # A new holder takes the lock every seven minutes, and releases it after six.
+        run, left = divmod(ago, 420)
+        assert lock.holder
         holder = dataclasses.replace(
-            lock.holder, acquisition=f"{run}.1", worker=f"celery@shop{run % 3 + 1}", task_id=str(uuid.UUID(int=run)),
-            since=lock.at - run * 420 - 400,
-        )  # fmt: skip
-        locks = {lock.name: dataclasses.replace(lock, holder=holder, waiting=waiting)} if ago % 420 > 60 else {}
-        shown = dataclasses.replace(counts, waiting={"shop.update_stock": waiting})
-        samples.add(
-            now - ago - 30,
-            now - ago,
-            shown,
-            {name: dataclasses.replace(view, at=lock.at - ago) for name, view in locks.items()},
-            Workers([view]),
+            lock.holder,
+            acquisition=f"{run}.1",
+            task_id=str(uuid.uuid5(uuid.NAMESPACE_URL, str(run))),
+            worker=f"celery@shop{run % 3 + 1}",
+            since=lock.at - 420 * run - 419,
         )
+        seen = dataclasses.replace(lock, holder=holder, waiting=waiting, at=lock.at - ago)
+        workers = Workers([WorkerView("celery@shop1", pid=7, counters=counters)])
+        samples.add(now - ago - 30, now - ago, counts, {lock.name: seen} if left > 60 else {}, workers)
 
 
 @pytest.mark.skipif(not PICTURES, reason="only for `make dashboard-pictures`")
@@ -399,23 +398,9 @@ def test_pictures(browser: Browser, app: Celery, web: Starlette, site: str, stor
         control.hold(shared_name("gateway").text, 7200, "the SMS gateway is down, ticket 1337")
         remember(web.state.sampler.samples, control.lock(shared_name("stock:berlin").text))
     lock = f"/lock?name={quote(shared_name('stock:berlin').text)}"
-    pages = {
-        "overview": "/",
-        "locks": "/locks",
-        "lock": lock,
-        "unknown": "/unknown",
-        "task": "/task?name=shop.update_stock",
-    }
-    for width, scheme, suffix in (
-        (1280, "light", ""),
-        (1280, "dark", "-dark"),
-        (375, "light", "-phone"),
-        (375, "dark", "-phone-dark"),
-    ):
-        browser.scheme(scheme)
-        for shown, path in pages.items():
-            browser.narrow(width, 400)
-            browser.open(f"{site}{path}")
-            browser.narrow(width, min(1400, browser.run("return document.documentElement.scrollHeight")))
-            picture = browser.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
-            (Path(PICTURES) / f"{shown}{suffix}.png").write_bytes(base64.b64decode(picture))
+    for shown, path in (("overview", "/"), ("locks", "/locks"), ("lock", lock), ("unknown", "/unknown")):
+        browser.narrow(1280, 400)
+        browser.open(f"{site}{path}")
+        browser.narrow(1280, min(1400, browser.run("return document.documentElement.scrollHeight")))
+        picture = browser.driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
+        (Path(PICTURES) / f"{shown}.png").write_bytes(base64.b64decode(picture))

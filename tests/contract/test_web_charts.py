@@ -73,7 +73,7 @@ def test_page_starts_the_samples_and_machines_do_not(operated: Celery, store: Re
     web = TestClient(made, base_url=SITE)
     for path in ("/metrics", "/healthz", "/api/v1/locks"):
         assert web.get(path).status_code == 200
-    assert not made.state.sampler._loop.running.taken
+    assert not made.state.sampler._loop.running.locked()
     assert made.state.sampler.samples.hour() == []
     web.get("/")
     eventually(made.state.sampler.samples.hour)

@@ -173,6 +173,6 @@ def test_sampler_of_a_dashboard_that_is_gone_ends() -> None:
     sampler.opened()
     loop = sampler._loop
     eventually(lambda: store.asked)
-    assert loop.running.taken
+    assert loop.running.locked()
     del sampler
-    eventually(lambda: not loop.running.taken)
+    eventually(lambda: not loop.running.locked())
