@@ -22,6 +22,7 @@ from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
 from tests.support.faulty_backend import FaultyBackend, Resending, conflict, lost_reply, one_in_three
+from tests.support.postgresql import running_pgbouncer, running_postgresql
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_USER, OPERATOR_USER, Server
 from tests.support.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
@@ -30,15 +31,22 @@ MakeApp = Callable[..., Celery]
 LockUrl = str | list[str]
 
 STANDALONE, TLS = "standalone", "tls"
-#: The engine over a backend: every test that does not look at Redis keys through `client`. Of the last two, one commit
-#: of three fails. The engine must hide it.
-MEMORY, CONFLICTS, LOST_REPLIES = ENGINES = "memory", "memory-conflicts", "memory-lost-replies"
+#: The engine over a backend: every test that does not look at Redis keys through `client`. Of these two, one commit of
+#: three fails. The engine must hide it.
+MEMORY, CONFLICTS, LOST_REPLIES = "memory", "memory-conflicts", "memory-lost-replies"
+MEMORIES: Final = (MEMORY, CONFLICTS, LOST_REPLIES)
+#: The engine over PostgreSQL, and over its pooler.
+POSTGRESQL, PGBOUNCER = "postgresql", "pgbouncer"
+ENGINES: Final = (*MEMORIES, POSTGRESQL, PGBOUNCER)
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
+
+#: Those that need packages of the distribution.
+DISTRIBUTION: Final = (TLS, POSTGRESQL, PGBOUNCER)
 
 #: Over which topologies a module runs beside the single server.
 OVER: Final[Mapping[str, Sequence[str]]] = {
-    "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
-    "test_store_waiting": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
+    "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS, PGBOUNCER),
+    "test_store_waiting": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS, PGBOUNCER),
     "test_store_marks": (CLUSTER, REDLOCK3),
     "test_store_uses": (CLUSTER, REDLOCK3),
     "test_keep_on_retry": (CLUSTER, REDLOCK3),
@@ -52,7 +60,7 @@ OVER: Final[Mapping[str, Sequence[str]]] = {
     "test_queue_grants": (CLUSTER,),
     "test_queue_parking": (CLUSTER,),
     "test_queue_resends": (CLUSTER,),
-    "test_queue_turns": (CLUSTER,),
+    "test_queue_turns": (CLUSTER, PGBOUNCER),
     "test_queue_waiters": (CLUSTER,),
 }
 
@@ -95,9 +103,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "topology" not in metafunc.fixturenames or module not in OVER:
         return
     names = [f"{module}::{place}" for place in (metafunc.cls and metafunc.cls.__name__, metafunc.function.__name__)]
-    others = [pytest.param(topology, marks=_marks(topology, names)) for topology in OVER[module]]
-    if not {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
-        others += [pytest.param(engine, marks=_marks(engine, names)) for engine in ENGINES]
+    over = [*OVER[module], *MEMORIES, POSTGRESQL]
+    if {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
+        over = [topology for topology in over if topology not in ENGINES]
+    others = [pytest.param(topology, marks=_marks(topology, names)) for topology in over]
     metafunc.parametrize("topology", [STANDALONE, *others], indirect=True)
 
 
@@ -109,7 +118,7 @@ def _marks(topology: str, names: Sequence[str]) -> list[pytest.MarkDecorator]:
     }
     marks = [pytest.mark.skip(reason=reasons[name]) for name in names if name in reasons]
     marks += [pytest.mark.topologies] if topology not in ENGINES else []
-    return [*marks, pytest.mark.servers] if topology == TLS else marks
+    return [*marks, pytest.mark.servers] if topology in DISTRIBUTION else marks
 
 
 @pytest.fixture
@@ -153,15 +162,52 @@ def cluster_client(cluster_set: ClusterSet) -> Iterator[redis.RedisCluster]:
         yield connected
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    with running_postgresql() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgresql: str) -> Iterator[str]:
+    with running_pgbouncer(postgresql) as url:
+        yield url
+
+
+@pytest.fixture
+def schema(postgresql: str) -> Iterator[str]:
+    """A schema of PostgreSQL with the tables of this test."""
+    from tests.support.postgresql_stores import migrated_schema  # noqa: PLC0415  # psycopg is in the main lane only
+
+    with migrated_schema(postgresql) as made:
+        yield made
+
+
+@pytest.fixture
+def postgresql_url(postgresql: str, schema: str) -> str:
+    from tests.support.postgresql_stores import url_of  # noqa: PLC0415  # see above
+
+    return url_of(postgresql, schema)
+
+
+@pytest.fixture
+def pgbouncer_url(pgbouncer: str, schema: str) -> str:
+    from tests.support.postgresql_stores import url_of  # noqa: PLC0415  # see above
+
+    return url_of(pgbouncer, schema)
+
+
 def _most(topology: str) -> int:
     return 3 if topology == REDLOCK3 else 5
 
 
 @pytest.fixture
-def lock_url(topology: str, servers: Servers) -> LockUrl:
+def lock_url(topology: str, servers: Servers, request: pytest.FixtureRequest) -> LockUrl:
     """``dlock_url`` for the user who may keep locks and nothing else."""
-    if topology in ENGINES:
+    if topology in MEMORIES:
         return "memory://"
+    if topology in (POSTGRESQL, PGBOUNCER):
+        return str(request.getfixturevalue(f"{topology}_url"))
     if isinstance(servers, RedlockSet):
         return servers.lock_urls()[: _most(topology)]
     if isinstance(servers, SentinelSet):

@@ -1,7 +1,6 @@
 """The invariants after each step of the stateful test of the queue's scripts."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from hypothesis.stateful import invariant
 
@@ -53,7 +52,7 @@ class Laws(Machine):
 
     def nobody_is_lost(self) -> None:
         for owed, (_, keys) in zip(self.owed, self.each(), strict=True):
-            assert owed <= {*self.held.get(keys.queue()[1], ()), *self.held.get(keys.dead(), ())}
+            assert owed <= {*self.held.get(keys.queue()[1], ()), *self.held.get(keys.named("dead"), ())}
 
     def a_sweep_will_look_at_every_lock_with_waiters_in_time(self) -> None:
         for queue, keys in self.each():
@@ -72,28 +71,8 @@ class Laws(Machine):
         return list(zip(self.queues, self.keys, strict=True))
 
     def look(self) -> None:
-        """All that the server holds, in three round trips."""
-        # Without the wake-up of a waiting caller: no caller blocks here, and it expires. See test_waiting.
-        found = [key for key in self.client.scan_iter(f"{self.prefix}:*", count=10_000) if ":wake:" not in key]
-        with self.client.pipeline(transaction=False) as pipe:
-            for key in found:
-                pipe.type(key)
-            types = pipe.execute()
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.time()
-            for key, kind in zip(found, types, strict=True):
-                pipe.pttl(key)
-                if kind == "zset":
-                    pipe.zrange(key, 0, -1, withscores=True)
-                else:
-                    pipe.hgetall(key) if kind == "hash" else pipe.get(key)
-            (seconds, micros), *facts = pipe.execute()
-        self.looked = int(seconds) * 1_000_000 + int(micros)
-        self.lives: dict[str, int] = dict(zip(found, facts[::2], strict=True))
-        self.held: dict[str, Any] = {
-            key: dict(value) if kind == "zset" else value
-            for key, kind, value in zip(found, types, facts[1::2], strict=True)
-        }
+        seen = self.target.look()
+        self.looked, self.held, self.lives = seen.at, seen.held, seen.lives
 
     def expected(self) -> dict[str, object]:
         keys = self.keys[0]
@@ -101,7 +80,7 @@ class Laws(Machine):
         found |= {keys.done(identity): at for identity, at in self.bucket.done.items()}
         found |= {keys.last: self.bucket.last} if self.bucket.last else {}
         indexed = {f"{who} {keys.name}": at for queue, keys in self.each() for who, at in queue.indexed.items()}
-        found |= {self.keys[0].dead_letters(): indexed} if indexed else {}
+        found |= {self.keys[0].named("dead_letters"): indexed} if indexed else {}
         for queue, keys in self.each():
             waiting, parked, later, _ = keys.queue()
             lost = {f"{who}:rank": rank for who, (rank, _) in queue.lost.items()}
@@ -111,7 +90,7 @@ class Laws(Machine):
                 waiting: queue.waiting,
                 parked: {**queue.entries, **lost},
                 later: queue.later,
-                keys.dead(): queue.dead,
+                keys.named("dead"): queue.dead,
                 keys.lock: self.lock_fields(queue),
             }
             found |= {key: dict(value) for key, value in places.items() if value}

@@ -2,11 +2,9 @@
 
 import itertools
 import random
-import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-import redis
 from hypothesis.stateful import RuleBasedStateMachine
 
 from celery_dlock.keys.lock_name import LockName
@@ -14,11 +12,13 @@ from celery_dlock.store import model as records
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Requester
 from celery_dlock.store.redis.keys import LockKeys
-from tests.contract.queue_helpers import TTL, TURN, now_us
+from tests.contract.queue_helpers import TTL, TURN
 from tests.contract.queue_model import Queue
 from tests.contract.queue_values import ANY, PAST, Ask, Bucket, Granted, Held, Stamp
-from tests.support.servers import Server
-from tests.support.stores import name_in, store_at
+from tests.contract.stateful_targets import Target
+from tests.support.stores import name_in
+
+T = TypeVar("T")
 
 BUCKET = 7
 NAMES = [LockName("n:x", BUCKET), LockName("n:y", BUCKET)]
@@ -28,15 +28,14 @@ DOUBLED = 0.2
 
 
 class Machine(RuleBasedStateMachine):
-    """Two lock names of one bucket, on the server and in the model."""
+    """Two lock names of one bucket, in the store and in the model."""
 
-    server: Server
+    make_target: Callable[[], Target]
 
     def set_up(self, rng: random.Random) -> None:
         self.random = rng
-        self.prefix = uuid.uuid4().hex
-        self.store = store_at(self.server.url(), timeout=5, prefix=self.prefix)
-        self.client: redis.Redis = self.server.client()
+        self.target = type(self).make_target()
+        self.prefix, self.store = self.target.prefix, self.target.store
         self.keys = [LockKeys.of(self.prefix, each) for each in NAMES]
         self.bucket = Bucket()
         self.queues = [Queue(self.bucket) for _ in NAMES]
@@ -44,6 +43,8 @@ class Machine(RuleBasedStateMachine):
         #: What the server called the times of the model's steps, and when each of them began.
         self.called: dict[int, int] = {-1: 1}
         self.starts: list[int] = []
+        #: Set while the model repeats a step: the time when the step began.
+        self.began: int | None = None
         #: Ranks that copies may carry, and turns that were given, of each name.
         self.ranks: list[Stamp] = []
         self.turns: dict[str, list[Stamp]] = {}
@@ -52,9 +53,22 @@ class Machine(RuleBasedStateMachine):
         self.last: Callable[[], object] | None = None
 
     def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.store.close()
-            self.client.close()
+        if hasattr(self, "target"):
+            self.target.close()
+
+    def both(self, step: Callable[[], tuple[Any, ...]], command: Callable[[], T]) -> tuple[tuple[Any, ...], T]:
+        """Do a step in the model and in the store. If the store lost a reply, it sent the command twice.
+
+        Returns:
+            What the model expects, and the answer.
+        """
+        before, began = self.target.losses(), self.target.now_us()
+        expected, answer = step(), command()
+        if self.target.losses() > before:
+            self.began = began
+            expected = step()
+            self.began = None
+        return expected, answer
 
     # Commands
 
@@ -71,8 +85,10 @@ class Machine(RuleBasedStateMachine):
         )
 
         def once() -> object:
-            expected = self.queues[name].arrive(ask, self.now())
-            answer = self.store.acquire(name_in(keys), ask.acquisition, TTL, request)
+            expected, answer = self.both(
+                lambda: self.queues[name].arrive(ask, self.now()),
+                lambda: self.store.acquire(name_in(keys), ask.acquisition, TTL, request),
+            )
             self.same(answered(answer), expected)
             self.learn(name, ask, answer, expected)
             return answer
@@ -83,9 +99,13 @@ class Machine(RuleBasedStateMachine):
         ending = ReleaseRequest(final, ask.identity, outcome_unknown=ask.unsure, queue=queue)
 
         def once() -> object:
-            expected = self.queues[name].release(ask, self.now(), self.now(), final=final, queue=queue)
-            answer = self.store.release(name_in(self.keys[name]), ask.acquisition, ending)
-            self.same((answer.ours, answer.duplicate_seen, told(answer.granted)), expected)
+            before = self.target.losses()
+            expected, answer = self.both(
+                lambda: self.queues[name].release(ask, self.now(), self.now(), final=final, queue=queue),
+                lambda: self.store.release(name_in(self.keys[name]), ask.acquisition, ending),
+            )
+            ours = expected[0] or self.target.losses() > before  # after a lost reply, this is unknown
+            self.same((answer.ours, answer.duplicate_seen, told(answer.granted)), (ours, *expected[1:]))
             if final and ask.identity in self.bucket.done:
                 self.owed[name].discard(ask.identity)
             return answer.granted
@@ -160,8 +180,10 @@ class Machine(RuleBasedStateMachine):
         granter = f"s.{next(self.numbers)}"
 
         def once() -> object:
-            expected = self.queues[name].sweep(granter, self.now(), tries)
-            taken = self.store.sweep(name_in(self.keys[name]), granter, TURN, tries)
+            expected, taken = self.both(
+                lambda: self.queues[name].sweep(granter, self.now(), tries),
+                lambda: self.store.sweep(name_in(self.keys[name]), granter, TURN, tries),
+            )
             self.same((told(taken.granted), taken.dead_letter), expected)
             return taken.granted
 
@@ -172,7 +194,7 @@ class Machine(RuleBasedStateMachine):
     def now(self) -> Stamp:
         """The time of the command that follows."""
         step = len(self.starts)
-        self.starts.append(now_us(self.client))
+        self.starts.append(self.target.now_us() if self.began is None else self.began)
         return Stamp(step)
 
     def number(self, stamp: Stamp) -> int:
@@ -183,11 +205,11 @@ class Machine(RuleBasedStateMachine):
         if isinstance(expected, Stamp):
             seen = int(seen)
             if expected.step not in self.called:
-                assert self.starts[expected.step] <= seen - expected.plus <= now_us(self.client), (
+                assert self.starts[expected.step] <= seen - expected.plus <= self.target.now_us(), (
                     seen,
                     expected,
                     self.starts[expected.step],
-                    now_us(self.client),
+                    self.target.now_us(),
                 )
                 self.called[expected.step] = seen - expected.plus
             assert seen == self.number(expected), (seen, expected, self.number(expected))

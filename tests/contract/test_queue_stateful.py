@@ -1,9 +1,10 @@
-"""The queue's scripts against a model written from the laws, in every order that Hypothesis can think of.
+"""The queue of a store against a model written from the laws, in every order that Hypothesis can think of.
 
 Two lock names of one bucket. Time passes by the client's hand: it moves due times into the past instead of waiting.
 """
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.contract.queue_helpers import TURN, entry_of
 from tests.contract.queue_invariants import Laws
 from tests.contract.queue_state_machine import PEOPLE, told
 from tests.contract.queue_values import PAST, Ask, Granted, Held
+from tests.contract.stateful_targets import TARGETS
 from tests.support.servers import Server
 from tests.support.stores import name_in
 
@@ -139,9 +141,8 @@ class Scripts(Laws):
         self.last = None
         name, _ = self.with_lock(pick, Held)
         self.queues[name].lock = None
-        keys = self.keys[name]
-        self.client.pexpire(keys.lock, -1)
-        self.client.zadd(keys.queue()[3], {keys.name: 1}, xx=True)
+        self.target.expire_lock(name_in(self.keys[name]))
+        self.target.visit(name_in(self.keys[name]))
 
     @precondition(lambda self: any(queue.entries or queue.dead for queue in self.queues))
     @rule(name=name, who=person, dead_letter=seldom, ended=seldom)
@@ -149,9 +150,10 @@ class Scripts(Laws):
         identity, granter = Identity(f"{who}{name}").digest, f"t.{next(self.numbers)}"
 
         def once() -> object:
-            expected = self.queues[name].take_out(identity, granter, self.now(), dead_letter=dead_letter, ended=ended)
-            taken = self.store.remove_waiter(
-                name_in(self.keys[name]), identity, granter, dead_letter=dead_letter, ended=ended
+            queue, name_ = self.queues[name], name_in(self.keys[name])
+            expected, taken = self.both(
+                lambda: queue.take_out(identity, granter, self.now(), dead_letter=dead_letter, ended=ended),
+                lambda: self.store.remove_waiter(name_, identity, granter, dead_letter=dead_letter, ended=ended),
             )
             self.same((taken.entry, told(taken.granted)), expected)
             if ended:
@@ -193,9 +195,8 @@ class Scripts(Laws):
         self.last = None
         name, lock = self.with_lock(pick, Granted)
         assert isinstance(lock, Granted)
-        lock.due, keys = PAST, self.keys[name]
-        self.client.hset(keys.lock, "due", "1")
-        self.client.zadd(keys.queue()[3], {keys.name: 1})
+        lock.due = PAST
+        self.target.end_grant_time(name_in(self.keys[name]))
 
     @precondition(lambda self: any(queue.later for queue in self.queues))
     @rule(pick=st.integers(0, 3))
@@ -205,9 +206,9 @@ class Scripts(Laws):
             if queue.later:
                 identity = sorted(queue.later)[pick % len(queue.later)]
                 queue.later[identity] = PAST
-                self.client.zadd(keys.queue()[2], {identity: 1}, xx=True)
+                self.target.end_delay(name_in(keys), identity)
                 if not isinstance(queue.lock, Granted):
-                    self.client.zadd(keys.queue()[3], {keys.name: 1}, xx=True)
+                    self.target.visit(name_in(keys))
 
     # Others
 
@@ -215,7 +216,7 @@ class Scripts(Laws):
     @rule(forgotten=seldom)
     def the_last_command_arrives_twice(self, *, forgotten: bool) -> None:
         if forgotten:
-            self.client.script_flush()
+            self.target.forget_scripts()
         assert self.last
         self.last()
 
@@ -223,11 +224,14 @@ class Scripts(Laws):
 @pytest.mark.invariant("queue-protocol-is-explored")
 @pytest.mark.core
 @pytest.mark.timeout(300)  # to make a failing example small takes time
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("times", [0.5, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_scripts_of_the_queue_do_what_the_laws_say_in_every_order(clean_server: Server, times: float) -> None:
+def test_the_scripts_of_the_queue_do_what_the_laws_say_in_every_order(
+    clean_server: Server, times: float, target: str
+) -> None:
     examples = round(times * settings.default.max_examples)
 
     class Bound(Scripts):
-        server = clean_server
+        make_target = partial(TARGETS[target], clean_server)
 
     run_state_machine_as_test(Bound, settings=settings(stateful_step_count=50, max_examples=examples))

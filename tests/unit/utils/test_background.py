@@ -21,7 +21,7 @@ from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import Requester
 from celery_dlock.store.redlock.fanout import FanOut
 from celery_dlock.utils import threads as native
-from celery_dlock.utils.background import Loop, begin_thread
+from celery_dlock.utils.background import Loop, begin_thread, result_in_time
 from celery_dlock.utils.log import logger
 from celery_dlock.worker.claim_renewal import ClaimRenewer
 from celery_dlock.worker.crash_record import WorkerRecord
@@ -463,3 +463,12 @@ def test_fan_out_thread_survives_a_call_that_raises(error: type[BaseException]) 
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "sleep", lambda seconds: None)
     monkeypatch.setattr("celery_dlock.utils.background._sleep", lambda seconds: None)
+
+
+def test_result_in_time_does_not_wait_for_a_function_that_hangs() -> None:
+    hangs = threading.Event()
+    try:
+        assert result_in_time("test", hangs.wait, 0.05) is None
+    finally:
+        hangs.set()
+    assert result_in_time("test", lambda: "answer", 20) == "answer"
