@@ -50,7 +50,7 @@ def dlock(ctx: click.Context, /, **_preload: Any) -> None:
 @option("--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends when it has this many.")
 @option("--cursor", default="", help="The next page: the cursor that the page before printed.")
 @option("--all", "every", is_flag=True, help="All pages.")
-@option("--wide", is_flag=True, help="On a terminal, print all columns and whole texts, even if lines get too long.")
+@option("--wide", is_flag=True, help="On a terminal, do not shorten the table.")
 @option("--workers", is_flag=True, help="List what the live workers hold, with their pools, versions and watchdogs.")
 @listing
 @click.pass_context
