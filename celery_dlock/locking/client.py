@@ -43,7 +43,7 @@ from ..store.operator_model import Waiting
 from ..utils.clock import Clock
 from ..utils.log import logger
 from .earlier_run import used_before
-from .events import Kind, Listeners, Loss, LossCause
+from .events import FORGOTTEN, MAX_HOLD_OVER, Kind, Listeners, Loss, LossCause
 from .lease import Lease, drift_margin, loss_grace
 from .lease_table import LeaseRecord, LeaseState, LeaseTable
 from .owner import OwnerContext
@@ -224,7 +224,7 @@ class LockClient:
         """Renew the lease now, in addition to the watchdog's renewals. Return false if the lease is over."""
         sent = self._clock.monotonic()
         if 0 < lease.record.max_hold_until <= sent:
-            self.lose(lease, Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows"))
+            self.lose(lease, MAX_HOLD_OVER)
             return False
         renewal = Renewal(
             lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), fields=notes,
@@ -244,15 +244,15 @@ class LockClient:
                 lease.replaced_by = renewed.by
                 lease.record.request_stop(renewed.by)
         else:
-            self.lose(lease, Loss(LossCause.FORGOTTEN, "the store no longer knows it"))
+            self.lose(lease, FORGOTTEN)
         return bool(renewed)
 
     def lose(self, lease: Lease, reason: Loss) -> None:
         """Mark the lease as lost and report it, once."""
         if not lease.lost and not lease.over:
             lease.record.lose()
-            logger.warning("the lease of %s is lost: %s", lease.name, reason)
-            self._tell("lost", lease, reason)
+            logger.warning("the lease of %s is lost: %s", lease.name, reason.text)
+            self._tell("lost", lease, reason.text)
             if self._recorder is not None:
                 self._recorder.count("lost", lease.task, reason.cause.value)
 

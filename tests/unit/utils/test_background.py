@@ -26,6 +26,7 @@ from celery_dlock.utils.log import logger
 from celery_dlock.worker.claim_renewal import ClaimRenewer
 from celery_dlock.worker.crash_record import WorkerRecord
 from celery_dlock.worker.crash_recovery import CrashRecovery
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.queue_sweeper import QueueSweeper
 from celery_dlock.worker.store_check import StoreCheck
 from tests.support.polling import eventually
@@ -261,8 +262,8 @@ class Rounds:
 def rooms(runtime: Runtime, rounds: Rounds) -> dict[str, Any]:
     note = WorkerRecord.of_this_process() or pytest.fail("this system does not tell processes apart")
     return {
-        "queue sweeper": QueueSweeper(runtime, list, lambda call: call(), rounds.goes_on),
-        "claim renewer": ClaimRenewer(runtime, list, rounds.goes_on),
+        "queue sweeper": QueueSweeper(DeliveryRegistry(runtime), lambda call: call(), rounds.goes_on),
+        "claim renewer": ClaimRenewer(DeliveryRegistry(runtime), rounds.goes_on),
         "crash recovery": CrashRecovery(runtime, "node", rounds.goes_on, note),
         "store check": StoreCheck(runtime, rounds.goes_on, parks=False),
     }
