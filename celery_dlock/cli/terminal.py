@@ -66,7 +66,7 @@ def _widths(rows: Rows) -> list[int]:
 
 
 def _brief(fact: Fact, text: str) -> str:
-    """Return the month, the day and the seconds of a time in ISO 8601, and any other text as it is."""
+    """Return the month, the day and the seconds of a time in ISO 8601; any other text is not changed."""
     return text[5:19].replace("T", " ") if fact.kind == "time" and len(text) > len("0000-00-00T00:00:00") else text
 
 

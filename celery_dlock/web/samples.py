@@ -28,7 +28,7 @@ Key = tuple[str, str, str]
 
 
 class Sample(NamedTuple):
-    """What one sample found.
+    """The answers of the store and the workers at one time.
 
     Args:
         since: The time of the sample before, in seconds since the epoch by this host's clock.
@@ -223,7 +223,7 @@ class Sampler:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody opened a page in the last hour, or samples are taken for ever."""
+        """Whether a page was opened in the last hour, or :meth:`always` was called."""
         return self._always or time.monotonic() - self._opened < HOUR
 
     def opened(self) -> None:

@@ -67,7 +67,7 @@ def test_page_of_a_lock_shows_its_earlier_holders(operated: Celery, store: Redis
 
 
 def test_page_starts_the_samples_and_machines_do_not(operated: Celery, store: RedisStore) -> None:
-    """Prometheus asks for ever. That must not make a dashboard sample that nobody looks at."""
+    """Prometheus asks for ever. That must not make a dashboard sample without a visitor."""
     take(store, "x.1", request_of("x"))
     made = dashboard(operated)
     web = TestClient(made, base_url=SITE)
