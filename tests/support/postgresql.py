@@ -128,7 +128,7 @@ class ReplicaPair:
     def _serve(self, number: int) -> None:
         port, log = self.ports[number], self._folder / f"log{number}"
         options = ["-c", f"listen_addresses={HOST}", "-c", "fsync=off", "-p", str(port), "-k", str(self._folder)]
-        command = [self._binaries / "postgres", "-D", self._folder / str(number), *options]
+        command: list[str | Path] = [self._binaries / "postgres", "-D", self._folder / str(number), *options]
         server = spawn(command, log, user=USER, death_signal="INT")
         self._servers.append(server)
         url = f"postgresql://{USER}@{HOST}:{port}/postgres"
