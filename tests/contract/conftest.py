@@ -16,11 +16,13 @@ from celery import Celery
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.control import LockControl
 from celery_dlock.runtime import Runtime
+from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.memory.backend import MemoryBackend
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
+from tests.support.backends import BACKEND, BACKENDS
 from tests.support.faulty_backend import FaultyBackend, Resending, conflict, lost_reply, one_in_three
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_USER, OPERATOR_USER, Server
@@ -32,7 +34,7 @@ LockUrl = str | list[str]
 STANDALONE, TLS = "standalone", "tls"
 #: The engine over a backend: every test that does not look at Redis keys through `client`. Of the last two, one commit
 #: of three fails. The engine must hide it.
-MEMORY, CONFLICTS, LOST_REPLIES = ENGINES = "memory", "memory-conflicts", "memory-lost-replies"
+ENGINE, CONFLICTS, LOST_REPLIES = ENGINES = BACKEND, f"{BACKEND}-conflicts", f"{BACKEND}-lost-replies"
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
 
 #: Over which topologies a module runs beside the single server.
@@ -108,7 +110,7 @@ def _marks(topology: str, names: Sequence[str]) -> list[pytest.MarkDecorator]:
         **(NOT_RESENT if topology == LOST_REPLIES else {}),
     }
     marks = [pytest.mark.skip(reason=reasons[name]) for name in names if name in reasons]
-    marks += [pytest.mark.topologies] if topology not in ENGINES else []
+    marks.append(pytest.mark.engine if topology in ENGINES else pytest.mark.topologies)
     return [*marks, pytest.mark.servers] if topology == TLS else marks
 
 
@@ -157,11 +159,24 @@ def _most(topology: str) -> int:
     return 3 if topology == REDLOCK3 else 5
 
 
+def _let_commits_fail(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one commit of three fail, if the topology says so."""
+    faults = {CONFLICTS: conflict, LOST_REPLIES: lost_reply}
+    if topology in faults:
+        init, fails = EngineStore.__init__, one_in_three(1)
+
+        def faulty(store: EngineStore, backend: Any) -> None:
+            init(store, FaultyBackend(backend, fails, faults[topology]))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(EngineStore, "__init__", faulty)
+
+
 @pytest.fixture
-def lock_url(topology: str, servers: Servers) -> LockUrl:
+def lock_url(topology: str, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> LockUrl:
     """``dlock_url`` for the user who may keep locks and nothing else."""
     if topology in ENGINES:
-        return "memory://"
+        _let_commits_fail(topology, monkeypatch)
+        return BACKENDS[BACKEND].url()
     if isinstance(servers, RedlockSet):
         return servers.lock_urls()[: _most(topology)]
     if isinstance(servers, SentinelSet):
@@ -183,11 +198,9 @@ def client(topology: str, servers: Servers, request: pytest.FixtureRequest) -> I
 
 
 @pytest.fixture
-def memory_data(topology: str) -> dict[str, Any]:
+def memory_data() -> dict[str, Any]:
     """The data of ``memory://`` in this test: otherwise each app would have its own."""
-    faults = {CONFLICTS: conflict, LOST_REPLIES: lost_reply}
-    memory = MemoryBackend()
-    return {"memory dlock": FaultyBackend(memory, one_in_three(1), faults[topology]) if topology in faults else memory}
+    return {"memory dlock": MemoryBackend()}
 
 
 @pytest.fixture

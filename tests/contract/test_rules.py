@@ -19,6 +19,8 @@ from tests.support.faulty_backend import Fault, conflict, lost_reply
 from tests.support.polling import eventually
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.engine
+
 #: Parts of 500 histories in the slow form; `make histories` runs 20.
 PARTS = int(os.environ.get("DLOCK_TEST_HISTORY_PARTS", "3"))
 
