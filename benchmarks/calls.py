@@ -11,7 +11,7 @@ from celery import Celery
 from benchmarks.tables import percentile, table
 from benchmarks.targets import Target
 from celery_dlock import Lock
-from celery_dlock.store.redis.scripts import ACQUIRE, RELEASE
+from celery_dlock.store.redis.scripts import SCRIPTS
 from tests.support.servers import Server
 
 #: Locks held at once to measure the memory of one.
@@ -90,7 +90,7 @@ def _cases(server: Server, client: redis.Redis) -> list[Case]:
 def _bare(client: redis.Redis) -> Iterator[Case]:
     """Yield two scripts through redis-py with prepared keys and arguments: empty ones, and those of our lock."""
     nothing = client.script_load("return 1")
-    acquire, release = (client.script_load(script.variant().source.decode()) for script in (ACQUIRE, RELEASE))
+    acquire, release = (client.script_load(SCRIPTS[name].variant().source.decode()) for name in ("acquire", "release"))
     keys = "bare:lock", "bare:last", "bare:tombstone"
 
     def empty() -> None:

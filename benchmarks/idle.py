@@ -20,14 +20,14 @@ from benchmarks.handoff_environment import BY, Environment
 from benchmarks.tables import table
 from benchmarks.targets import Target
 from celery_dlock.store.model import AcquireRequest, QueueRequest
-from celery_dlock.store.redis import scripts
+from celery_dlock.store.redis.scripts import SCRIPTS
 from tests.support.polling import eventually
 from tests.support.processes import Process, kill_session, spawn, tail
 from tests.support.servers import Server
 from tests.support.stores import name_in
 
 #: Most scripts a second that ten idle workers may send together.
-SCRIPTS = 30.0
+MOST_SCRIPTS = 30.0
 #: Most seconds from the end of a dead holder's lease to the start of the next waiter's body.
 HAND_OFF = 2.0
 #: Lease of a holder that dies at once, in milliseconds.
@@ -63,7 +63,7 @@ def measure(server: Server, folder: Path, workers: int, seconds: float, deaths: 
         killed = [_handoff_delay(environment, f"killed-{number}", processes.pop()) for number in range(workers - 1)]
         print(f"... while a worker is killed, one after another, s:        {_shown(killed)}\n")
     return [
-        Target(f"scripts a second of {workers} idle workers", rate, SCRIPTS),
+        Target(f"scripts a second of {workers} idle workers", rate, MOST_SCRIPTS),
         Target("slowest hand-off after a death, s", max(calm), HAND_OFF),
         Target("slowest hand-off after a death, while a worker is killed, s", max(killed), HAND_OFF),
     ]
@@ -88,8 +88,7 @@ def _script_load(environment: Environment) -> tuple[float, float]:
 
 def _kinds(environment: Environment, seconds: float) -> Counter[str]:
     """Count the scripts that are sent, by name."""
-    known = [made for made in vars(scripts).values() if isinstance(made, scripts.Script)]
-    names = {sha: script.name for script in known for sha in script.shas}
+    names = {sha: script.name for script in SCRIPTS.values() for sha in script.shas}
     found: Counter[str] = Counter()
     with environment.locks.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py has no types here
         until = time.monotonic() + seconds

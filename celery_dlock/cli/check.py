@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..reports.checks import checks_of, store_checks, version_check
+from ..reports.checks import MAX_HOLD, MAX_WAIT, checks_of, store_checks
 from ..reports.tables import CHECKS
 from .options import DURATION, listing, option
 from .session import NOTHING, UNAVAILABLE, session
@@ -14,11 +14,13 @@ __all__ = ["check"]
 
 @click.command()
 @option(
-    "--max-wait", type=DURATION, default="10m", show_default=True, help="A waiter that has waited longer is a problem."
-)
+    "--max-wait", type=DURATION, default=MAX_WAIT, show_default=True,
+    help="A waiter that has waited longer is a problem.",
+)  # fmt: skip
 @option(
-    "--max-hold", type=DURATION, default="6h", show_default=True, help="A lock that has been held longer is a problem."
-)
+    "--max-hold", type=DURATION, default=MAX_HOLD, show_default=True,
+    help="A lock that has been held longer is a problem.",
+)  # fmt: skip
 @option("--max-dead", type=click.IntRange(0), default=0, show_default=True, help="More dead letters are a problem.")
 @option(
     "--max-unknown", type=click.IntRange(0), default=0, show_default=True,
@@ -36,9 +38,8 @@ def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, for
         if not health.up:
             opened.out.show(list(store_checks(health)), CHECKS)
             context.exit(UNAVAILABLE)
-        counts = opened.control.counts()
         limits = {"max_wait": max_wait, "max_hold": max_hold, "max_dead": max_dead, "max_unknown": max_unknown}
-        checks = [*checks_of(opened.app, health, counts, **limits), version_check(opened.control.workers())]
+        checks = checks_of(opened.app, health, opened.control.counts(), opened.control.workers(), **limits)
         opened.out.show(checks, CHECKS)
         if any(check.problem for check in checks):
             context.exit(NOTHING)

@@ -111,7 +111,7 @@ def show(
             _show(opened, view)
         if not views:
             note(f"no lock names the task id {task_id}")
-        if not any(view.states or view.waiting or view.run for view in views):
+        if not any(view.known for view in views):
             click.get_current_context().exit(NOTHING)
 
 

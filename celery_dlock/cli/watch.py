@@ -46,35 +46,27 @@ def watch(task: str | None, name: str | None, state: str, every: float) -> None:
     If the store does not answer, the view says so and tries again. It needs the package rich.
     """
     rich = _import_rich()
-    console = rich.Console()
+    console = rich.console.Console()
     if not console.is_terminal:
         raise click.UsageError("watch needs a terminal: in a pipe, use list and queue")
     with session() as opened, _ends_at_signals():
         view = View(opened.control, rich, task=task, name=name, states=state.split(","))
         # No automatic refresh: it would draw in a thread of its own.
-        with rich.Live(console=console, screen=True, auto_refresh=False) as live:
+        with rich.live.Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.update(view.read(console.size.height), refresh=True)
                 time.sleep(max(0.1, every))
 
 
-class _Rich:
-    """The parts of rich that the view uses."""
-
-    def __init__(self) -> None:
-        from rich.console import Console, Group  # noqa: PLC0415  # an optional dependency
-        from rich.live import Live  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
-        self.Console, self.Group, self.Live, self.Table, self.Text = Console, Group, Live, Table, Text
-
-
-def _import_rich() -> _Rich:
+def _import_rich() -> Any:
     try:
-        return _Rich()
+        import rich.console  # noqa: PLC0415  # an optional dependency
+        import rich.live  # noqa: PLC0415
+        import rich.table  # noqa: PLC0415
+        import rich.text  # noqa: PLC0415
     except ImportError as error:
         raise click.UsageError("watch needs the package rich: pip install 'celery-dlock[watch]'") from error
+    return rich
 
 
 @contextmanager
@@ -99,14 +91,14 @@ class View:
 
     Args:
         control: Reads the store.
-        rich: The parts of rich.
+        rich: The package rich.
         task: Only locks of this task; None: of all.
         name: Only locks whose names match this pattern; None: all.
         states: Only locks in these states.
     """
 
     def __init__(
-        self, control: LockControl, rich: _Rich, *, task: str | None, name: str | None, states: list[str]
+        self, control: LockControl, rich: Any, *, task: str | None, name: str | None, states: list[str]
     ) -> None:
         self._control = control
         self._rich = rich
@@ -123,10 +115,14 @@ class View:
         try:
             self._tables, self._read_at = self._read(max(4, height - _FRAME)), now
         except StoreUnavailable as error:
-            text = f"{now}  the store does not answer, trying again: {error}"
-            stale = [self._rich.Text(f"below: as it was at {self._read_at}", style="dim")] if self._tables else []
-            return self._rich.Group(self._rich.Text(printable(text), style="bold red"), *stale, *self._tables)
-        return self._rich.Group(*self._tables)
+            parts = [self._text(f"{now}  the store does not answer, trying again: {error}", "bold red")]
+            if self._tables:
+                parts.append(self._text(f"below: as it was at {self._read_at}", "dim"))
+            return self._rich.console.Group(*parts, *self._tables)
+        return self._rich.console.Group(*self._tables)
+
+    def _text(self, text: str, style: str = "") -> Any:
+        return self._rich.text.Text(printable(text), style=style)
 
     def _read(self, rows: int) -> list[Any]:
         page = self._control.locks(**self._filter, limit=rows)
@@ -143,7 +139,7 @@ class View:
                 ("dead letters", len(letters)),
             )
         )
-        head = self._rich.Text(f"{iso(time.time())}  locks {locks} · {counts} · Ctrl-C ends", style="bold")
+        head = self._text(f"{iso(time.time())}  locks {locks} · {counts} · Ctrl-C ends", "bold")
         shown = min(len(waiters), max(2, rows - len(views)))
         # A page has the names in the order of the keys, so there may be older locks on later pages.
         title = "Some of the locks, their oldest first" if page.cursor else "Locks, the oldest first"
@@ -154,14 +150,14 @@ class View:
         ]
 
     def _table(self, title: str, columns: list[Fact], items: list[Any], rows: int) -> Any:
-        table = self._rich.Table(title=title, title_justify="left", box=None)
+        table = self._rich.table.Table(title=title, title_justify="left", box=None)
         for fact in columns:
             heading = fact.title.upper()
             narrow = fact.kind in ("states", "span", "number") or fact.key == "state"
             table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=len(heading) if narrow else None)
         for item in items[:rows]:
             # As Text, because rich would read [square brackets] of a string as its own markup.
-            table.add_row(*(self._rich.Text(printable(fact.text(item, shown_duration)) or "-") for fact in columns))
+            table.add_row(*(self._text(fact.text(item, shown_duration) or "-") for fact in columns))
         if len(items) > rows:
             table.caption = f"and {len(items) - rows} more"
         return table

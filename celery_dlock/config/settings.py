@@ -11,6 +11,7 @@ from ..errors import InvalidLockOptions, NoLockStore
 from ..options.durability import PRIMARY, Durability, check_timeout
 from ..options.durability import shown as shown_durability
 from ..options.permissions import Permissions
+from ..store.features import Features, features_of
 from ..store.location import StoreLocation, shown
 from ..utils.text import did_you_mean
 from .celery_connections import location_from_broker, location_from_result_backend
@@ -61,6 +62,11 @@ class Settings:
     metrics_port: tuple[str, int] | None
     opentelemetry: bool
 
+    @property
+    def features(self) -> Features:
+        """The features of the store."""
+        return features_of([one.kind for one in self.locations])
+
     @classmethod
     def of(cls, app: Celery) -> Settings:
         """Read and check the settings of ``app``.
@@ -92,16 +98,8 @@ _FIELDS = tuple(field.name for field in fields(Settings))
 
 def _check_durability(settings: Settings) -> None:
     own = settings.durability
-    if own != PRIMARY and len(settings.locations) > 1:
-        raise InvalidLockOptions(
-            f"invalid dlock_durability={shown_durability(own)}: expected 'primary' on a Redlock, because its servers "
-            "have no replicas"
-        )
-    if own != PRIMARY and settings.locations[0].kind == "memory":
-        raise InvalidLockOptions(
-            f"invalid dlock_durability={shown_durability(own)}: expected 'primary' with dlock_url='memory://', which "
-            "has neither replicas nor a disk"
-        )
+    if own != PRIMARY:
+        settings.features.require("durability", f"invalid dlock_durability={shown_durability(own)}", "'primary'")
     check_timeout(own, settings.timeout)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,7 +16,7 @@ from ..messaging.results import QUEUED
 from ..store.holder_model import shown_time
 from ..store.model import CUT
 from ..store.operator_model import ClaimView, DeadLetter, HolderView, LockView, RunView, Waiter
-from ..utils.background import begin_thread
+from ..utils.background import result_in_time
 from .scanning import scan_all
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ __all__ = ["Explanation", "explain"]
 
 #: The largest number of waiters of one lock that are searched.
 WAITERS: Final = 10_000
-#: Seconds that the result backend has to answer.
+#: Seconds that the result backend has to answer: no setting gives every result backend a timeout.
 RESULT_TIMEOUT: Final = 5
 
 
@@ -93,7 +92,9 @@ def explain(app: Celery, store: OperatorStore, task_id: str) -> Explanation:
     runs = [run for run in store.unsettled_runs() if run.task_id == short]
     # Ask the store first: if its server hangs, the store raises after its timeout. A result backend on the same server
     # may have no timeout.
-    (result, reason, refused_by), silent = _result_in_time(app, task_id)
+    answer = result_in_time("ask-result-backend", lambda: _result(app, task_id), RESULT_TIMEOUT)
+    silent = [] if answer else [f"the result backend did not answer within {RESULT_TIMEOUT} s"]
+    result, reason, refused_by = answer or _Result()
     found = Explanation(task_id, result, reason, holds, waits, letters, runs, claims, (), refused_by)
     now = [_now_held_by(store.describe(name_from_text(waiter.name)), waiter) for waiter in waits]
     lines = (*silent, *_lines(found), *now) or _nothing(task_id)
@@ -118,23 +119,6 @@ class _Result(NamedTuple):
     state: str = ""
     reason: str = ""
     refused_by: str = ""
-
-
-def _result_in_time(app: Celery, task_id: str) -> tuple[_Result, Sequence[str]]:
-    """Return the result, and a line if the backend hangs: no setting gives every result backend a timeout."""
-    found: list[_Result] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            found.append(_result(app, task_id))
-        finally:
-            done.set()
-
-    begin_thread("ask-result-backend")(run)
-    done.wait(RESULT_TIMEOUT)
-    silent = f"the result backend did not answer within {RESULT_TIMEOUT} s"
-    return (found[0], ()) if found else (_Result(), (silent,))
 
 
 def _result(app: Celery, task_id: str) -> _Result:
@@ -194,9 +178,7 @@ def _now_held_by(view: LockView, waiter: Waiter) -> str:
         return f"{view.name} is free now: a worker grants it to the next waiter within seconds, if any worker runs"
     if waiter.state == "granted":
         return f"{view.name} is reserved for it for {holder.expires_in:.0f} s: a worker must start it by then"
-    held_by = f"{holder.task}[{holder.task_id}]" if holder.task_id else holder.operator or "a Lock"
-    where = f" on {holder.worker}" if holder.worker else ""
-    return f"{view.name} is now {holder.state}: {held_by}{where} since {shown_time(holder.since)}"
+    return f"{view.name} is now {holder.state}: {holder} since {shown_time(holder.since)}"
 
 
 def _not_due(waiter: Waiter) -> str:

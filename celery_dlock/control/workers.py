@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kombu.exceptions import KombuError
 
-from ..utils.background import begin_thread
+from ..utils.background import result_in_time
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -117,23 +116,10 @@ def ask_workers(app: Celery, timeout: float) -> Workers:
         return Workers((), f"the broker ({transport}) has no remote control, so no worker can be asked")
     if not app.conf.worker_enable_remote_control:
         return Workers((), "remote control is off (worker_enable_remote_control), so no worker can be asked")
-    return _in_time(lambda: _ask(app, timeout), timeout + 2 * CONNECT_TIMEOUT)
-
-
-def _in_time(ask: Callable[[], Workers], seconds: float) -> Workers:
-    """Return the answer, also if the broker hangs: the transports of kombu have no timeout in common."""
-    found: list[Workers] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            found.append(ask())
-        finally:
-            done.set()
-
-    begin_thread("ask-workers")(run)
-    done.wait(seconds)
-    return found[0] if found else Workers((), f"the broker did not answer within {seconds:g} s", unreachable=True)
+    # The broker may hang: the transports of kombu have no timeout in common.
+    seconds = timeout + 2 * CONNECT_TIMEOUT
+    silent = Workers((), f"the broker did not answer within {seconds:g} s", unreachable=True)
+    return result_in_time("ask-workers", lambda: _ask(app, timeout), seconds) or silent
 
 
 def _ask(app: Celery, timeout: float) -> Workers:

@@ -231,8 +231,8 @@ class LockClient:
             self.lose(lease, Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows"))
             return False
         renewal = Renewal(
-            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), notes,
-            lease.stop_error is not None,
+            lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), fields=notes,
+            stoppable=lease.stop_error is not None,
         )  # fmt: skip
         # A reply that comes after the lease's end is of no use to the caller.
         within = max(0.001, lease.remaining() - loss_grace(lease.ttl))

@@ -410,4 +410,4 @@ class Watchdog:
 def _renewal(record: LeaseRecord, *, duplicate: bool) -> Renewal:
     facts = (("dup", "1"),) if duplicate else ()
     ttl_ms = round(record.ttl * 1000)
-    return Renewal(record.name, record.acquisition, ttl_ms, facts, record.stoppable)
+    return Renewal(record.name, record.acquisition, ttl_ms, fields=facts, stoppable=record.stoppable)

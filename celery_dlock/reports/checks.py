@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from .durations import parse_duration
+
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..control import Counts, Health
-    from ..control.workers import Workers
+    from ..control import Counts, Health, Workers
 
-__all__ = ["Check", "checks_of", "limit_checks", "queue_checks", "store_checks", "version_check"]
+__all__ = ["MAX_HOLD", "MAX_WAIT", "Check", "checks_of", "queue_checks", "store_checks", "version_check"]
 
 #: Seconds by which the clock of a server may differ.
 CLOCK: Final = 1.0
-#: The default age in seconds of the oldest waiter, and of the oldest lock, above which a check finds a problem.
-MAX_WAIT, MAX_HOLD = 600.0, 6 * 3600.0
+#: The default age of the oldest waiter, and of the oldest lock, above which a check finds a problem.
+MAX_WAIT, MAX_HOLD = "10m", "6h"
 #: The smallest delivery limit that is no problem. Each restart and each lost connection of a worker counts once.
 MIN_DELIVERY_LIMIT: Final = 5
 
@@ -43,9 +44,18 @@ class Check:
         return "PROBLEM" if self.problem else "ok"
 
 
-def checks_of(app: Celery, health: Health, counts: Counts, **limits: float) -> list[Check]:
-    """Return all checks of a store that answers. The limits are those of :func:`limit_checks`."""
-    return [*store_checks(health), *limit_checks(counts, **limits), *queue_checks(app)]
+def checks_of(app: Celery, health: Health, counts: Counts, workers: Workers | None, **limits: float) -> list[Check]:
+    """Return all checks of a store that answers. The limits are those of :func:`limit_checks`.
+
+    Args:
+        app: The app.
+        health: The state of its store.
+        counts: The numbers of everything in the store.
+        workers: The answers of live workers; None if there are none yet.
+        limits: What is no problem yet.
+    """
+    versions = [version_check(workers)] if workers else []
+    return [*store_checks(health), *limit_checks(counts, **limits), *queue_checks(app), *versions]
 
 
 def store_checks(health: Health) -> Iterator[Check]:
@@ -66,8 +76,8 @@ def store_checks(health: Health) -> Iterator[Check]:
 def limit_checks(
     counts: Counts,
     *,
-    max_wait: float = MAX_WAIT,
-    max_hold: float = MAX_HOLD,
+    max_wait: float = parse_duration(MAX_WAIT),
+    max_hold: float = parse_duration(MAX_HOLD),
     max_dead: float = 0,
     max_unknown: float = 0,
 ) -> Iterator[Check]:

@@ -92,7 +92,7 @@ LOCKS: Final = Table(
         _TOKEN,
         _WAITING,
     ),
-    empty="no lock name is in use",
+    empty="no lock name is found",
     details=(
         _NAME,
         _STATES,

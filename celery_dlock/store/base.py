@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from ..errors import ReplyLost, ReplyTimeout
 from ..keys.lock_name import LockName
-from .claim_model import ClaimRequest, ExistingCall
+from .claim_model import ClaimExtension, ClaimRequest, ExistingCall
 from .holder_model import Holder
 from .model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult, Requester
 from .operator_model import RunView, Waiting
@@ -158,6 +158,9 @@ class LockStore(Protocol):
     An acquisition is the text ``owner.number``. Each new acquire has a new number. Every method that sends a command
     raises :class:`~celery_dlock.errors.StoreUnavailable` if the store did not execute the command. If it is unknown
     whether the store did, the method raises the subclass :class:`~celery_dlock.errors.ReplyLost`.
+
+    The methods for claims, queues and brokers have a body here: the answer of a store that has no queues and no claims.
+    A store without them derives from this class (:mod:`.features`).
     """
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
@@ -174,7 +177,6 @@ class LockStore(Protocol):
             request: The caller, its message, and the task's options.
 
         Raises:
-            InvalidLockOptions: The request is one of the queue policy, and this store has no queues.
             NotConfirmed: Too few servers confirmed the write (``dlock_durability``). Release the acquisition.
             StoreQuarantined: The store may have lost leases, and grants nothing new for a while.
         """
@@ -231,10 +233,9 @@ class LockStore(Protocol):
         task id as the call that it repeats. It may claim the name while that call still has it.
 
         Raises:
-            InvalidLockOptions: This store has no claims.
             NotConfirmed: Too few servers confirmed a claim (``dlock_durability``). The caller must release all of them.
         """
-        ...
+        raise TypeError("this store has no claims")
 
     def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
         """Release a claim. Return false if there was none.
@@ -246,11 +247,11 @@ class LockStore(Protocol):
             attempt: Release only the claim that this publication made. If its claim command arrives after this release,
                 it claims nothing. "": the claim may be that of any publication.
         """
-        ...
+        return False
 
-    def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
-        """Extend claims. A claim (lock name, task id, ms) then lasts at least ms from now. Never creates a claim."""
-        ...
+    def extend_claims(self, claims: Sequence[ClaimExtension]) -> None:
+        """Extend claims. Never creates one."""
+        return
 
     # -- run marks (``once_per``), for operators
     # With a ``tick``, only the run of that tick counts. With a ``mark``, only the run whose ``RunView`` has it.
@@ -290,14 +291,14 @@ class LockStore(Protocol):
             pause_ms: Milliseconds for which parked duplicates of started messages wait, see
                 :data:`DUPLICATE_PAUSE_MS`; 0: they do not.
         """
-        ...
+        return QueueStepResult()
 
     def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
         """Record that a granted message was published. Return false if the grant is over.
 
         The waiter must take the lock within ``grant_timeout_ms`` milliseconds, doubled with each grant that it lost.
         """
-        ...
+        return False
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
         """Leave a granted message to another worker. Return false if it was published, or the grant is over.
@@ -308,7 +309,7 @@ class LockStore(Protocol):
             foreign: The message is of another broker. If no worker of that broker sweeps, it becomes a dead letter.
             present: That broker has running workers, so the message does not become a dead letter.
         """
-        ...
+        return False
 
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
@@ -323,7 +324,7 @@ class LockStore(Protocol):
             ended: The task's result is stored: delete the message, and set the done mark even if it no longer waits. If
                 false, keep it as a dead letter. The caller then stores the result, and calls again with ``ended``.
         """
-        ...
+        return QueueStepResult()
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
         """Set the done mark of a message that has ended, so that no copy of it runs.
@@ -340,7 +341,7 @@ class LockStore(Protocol):
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
         """Return the number of waiters, and at most ``most`` of them."""
-        ...
+        return Waiting(name.text, 0, ())
 
     def info(self) -> StoreInfo:
         """Return the configuration of the store."""
@@ -349,7 +350,7 @@ class LockStore(Protocol):
     @property
     def clustered(self) -> bool:
         """Whether each bucket needs its own command."""
-        ...
+        return False
 
     def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
         """Take or extend the lease on a duty that one worker does for all workers of its broker.
@@ -363,14 +364,14 @@ class LockStore(Protocol):
         Returns:
             0 if this worker has the lease, else the milliseconds until the lease of another worker ends.
         """
-        ...
+        return 0
 
     def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         """Return the locks that a sweep has to visit within ``within`` seconds, at most ``most`` of each bucket.
 
         The locks of a server that does not answer are missing. If no lock is found, raise that server's error.
         """
-        ...
+        return []
 
     def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
         """Store the crash record of a worker; an empty text deletes it.
@@ -389,15 +390,15 @@ class LockStore(Protocol):
 
     def announce_workers(self, broker: str, life_ms: int) -> None:
         """Record for at least ``life_ms`` milliseconds that a broker has running workers."""
-        ...
+        return
 
     def has_workers(self, broker: str) -> bool:
         """Return whether :meth:`announce_workers` was called for this broker, and its time is not over."""
-        ...
+        return False
 
     def dead_letters_at(self, name: LockName) -> str:
         """Return the place where an operator finds the dead letters of a lock, as text. Sends nothing."""
-        ...
+        return ""
 
     # -- connections
 

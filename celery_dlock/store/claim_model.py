@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..keys.lock_name import LockName
 from .holder_model import shown_time
 from .model import Requester
 
-__all__ = ["ClaimRequest", "ExistingCall"]
+__all__ = ["ClaimExtension", "ClaimRequest", "ExistingCall"]
 
 
 class ClaimRequest(NamedTuple):
@@ -29,6 +30,14 @@ class ClaimRequest(NamedTuple):
     refuse_while_running: bool
     requester: Requester
     attempt: str
+
+
+class ClaimExtension(NamedTuple):
+    """The claim of a message that a worker has: it lasts at least ``life_ms`` milliseconds from now."""
+
+    name: LockName
+    task_id: str
+    life_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import InvalidLockOptions
 from ..options.durability import PRIMARY, Durability
+from .features import features_of
 from .location import StoreLocation, safe_error_text
 
 if TYPE_CHECKING:
@@ -106,11 +107,11 @@ def open_operator_store(locations: Sequence[StoreLocation], *, timeout: float, p
 
     from .redis.operator import RedisOperatorStore  # noqa: PLC0415  # importing celery_dlock must not load redis-py
 
-    if len(locations) > 1:
+    if reason := features_of([location.kind for location in locations]).listing:
         places = ", ".join(location.shown for location in locations)
         raise InvalidLockOptions(
-            f"cannot show the locks of a Redlock as a whole: its servers ({places}) may differ, and only a majority "
-            "of them holds a lock; give one of them, in an app whose dlock_url is that server"
+            f"cannot show the locks of a Redlock as a whole: its servers ({places}) {reason}; "
+            "give one of them, in an app whose dlock_url is that server"
         )
     return RedisOperatorStore(_topology(locations[0], timeout), prefix)
 
@@ -132,23 +133,18 @@ def _topology(location: StoreLocation, timeout: float, names: dict[str, str] | N
             from .redis.cluster.topology import Cluster  # noqa: PLC0415  # not at import time
 
             ServerEndpoint(location.options_at(location.addresses[0]))  # raises now if the options are invalid
-            return Cluster(
-                location.addresses,
-                lambda address: ServerEndpoint(location.options_at(address)),
-                timeout=timeout,
-                shared=location.shared,
-            )
+            return Cluster(location.addresses, location.options_at, timeout=timeout, shared=location.shared)
         if location.kind == "sentinel":
             from .redis.sentinel import SentinelEndpoint  # noqa: PLC0415  # not at import time
 
             return ConnectionPool(SentinelEndpoint(location, timeout=timeout), timeout=timeout)
-        endpoint = ServerEndpoint(location.options_at(location.addresses[0] if location.addresses else None))
+        options = location.options_at(location.addresses[0] if location.addresses else None)
         if names is None:
-            return ConnectionPool(endpoint, timeout=timeout)
+            return ConnectionPool(ServerEndpoint(options), timeout=timeout)
 
         from .redlock.endpoint import MemberEndpoint  # noqa: PLC0415  # not at import time
 
-        return ConnectionPool(MemberEndpoint(endpoint, location.shown, names), timeout=timeout)
+        return ConnectionPool(MemberEndpoint(options, location.shown, names), timeout=timeout)
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InvalidLockOptions):
             raise

@@ -13,8 +13,12 @@ from .holder_model import Holder
 
 __all__ = [
     "CUT",
+    "IN_PLACE",
+    "NO_RETRY",
+    "RETRY",
     "AcquireRequest",
     "Acquired",
+    "Debounce",
     "Duplicate",
     "Grant",
     "Held",
@@ -27,6 +31,7 @@ __all__ = [
     "Released",
     "Renewal",
     "RenewalResult",
+    "Replace",
     "Requester",
     "StopRequest",
     "Tombstoned",
@@ -103,6 +108,35 @@ class Requester(NamedTuple):
 REPLACE_MAX_MS: Final = 3_600_000
 
 
+class Debounce(NamedTuple):
+    """The delays of a debounced call.
+
+    Args:
+        wait_ms: Milliseconds without a newer call after which the call is due.
+        last_ms: Milliseconds from the first waiting call after which the newest one is due anyway.
+    """
+
+    wait_ms: int
+    last_ms: int
+
+
+#: What a call repeats, under ``on_conflict="replace"``: nothing; the same call (``self.retry``); another call, whose
+#: place it took (``self.replace``).
+NO_RETRY, RETRY, IN_PLACE = 0, 1, 2
+
+
+class Replace(NamedTuple):
+    """The part of a request that ``on_conflict="replace"`` adds.
+
+    Args:
+        max_ms: If no body has ended by itself for so many milliseconds, the running one is not stopped.
+        repeats: :data:`NO_RETRY`, :data:`RETRY` or :data:`IN_PLACE`.
+    """
+
+    max_ms: int = REPLACE_MAX_MS
+    repeats: int = NO_RETRY
+
+
 class QueueRequest(NamedTuple):
     """The part of an acquire request that the queue policy adds.
 
@@ -112,8 +146,8 @@ class QueueRequest(NamedTuple):
         evict_oldest: If the queue is full, evict the oldest waiter. If false, this message is not parked.
         after_us: The rank of the message that the worker received before this one. This message is ranked after it.
         grant_id: The id of the grant for which this copy was published; "" for any other copy.
-        debounce: ``LockOptions.debounce_ms`` of a debounced call.
-        replace: Under ``on_conflict="replace"``: ``replace_max_ms`` and ``is_retry`` of the script.
+        debounce: The delays of a debounced call; None for any other call.
+        replace: What ``on_conflict="replace"`` adds; None under every other policy.
         sent_us: The time of publication in microseconds, by the publisher's clock; 0: the message does not carry it.
         park_duplicate: If the holder runs this message, park it before all waiters: if the holder dies, it runs.
     """
@@ -123,8 +157,8 @@ class QueueRequest(NamedTuple):
     evict_oldest: bool = False
     after_us: int = 0
     grant_id: str = ""
-    debounce: tuple[int, int] | tuple[()] = ()
-    replace: tuple[int, int] | tuple[()] = ()
+    debounce: Debounce | None = None
+    replace: Replace | None = None
     sent_us: int = 0
     park_duplicate: bool = False
 

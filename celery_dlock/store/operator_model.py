@@ -179,6 +179,11 @@ class LockView:
         return next((view.since for view in (self.holder, self.run, self.claim) if view), 0.0)
 
     @property
+    def known(self) -> bool:
+        """Whether it is in a state, has waiters, or has a last run that is remembered."""
+        return bool(self.states or self.waiting or self.run)
+
+    @property
     def expires_in(self) -> float | None:
         """The seconds until the holder's lease, else the run mark, else the claim ends; None if there is none."""
         return next((view.expires_in for view in (self.holder, self.run, self.claim) if view), None)

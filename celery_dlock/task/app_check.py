@@ -17,7 +17,7 @@ from ..options.durability import check_ttl
 from ..options.lock_options import LockOptions
 from ..utils.log import log_fields, logger
 from .base import SingletonTask
-from .definition_checks import check_topology_support
+from .definition_checks import check_features
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -43,7 +43,7 @@ def check_task(task: SingletonTask) -> None:
     """
     task.lock_spec  # noqa: B018  # made, and checked, at its first use
     settings = task.dlock.settings  # read, and checked, at its first use
-    check_topology_support(task.app.conf.get("dlock_url"), task.lock_options, task.name)
+    check_features(task.app.conf.get("dlock_url"), task.lock_options, task.name)
     if task.lock_options.skips_with_result and has_backend(task):
         _refuse_unstorable(task)
     check_ttl(f"task {task.name!r}: ttl", settings.durability, task.lock_options.ttl_or(settings.ttl))

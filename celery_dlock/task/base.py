@@ -30,7 +30,7 @@ from .call_options import (
     reject_misplaced_options,
 )
 from .definition import apply_decorator_options, inherit_app_task, warn_of_lost_calls
-from .definition_checks import check_topology_support, reject_stray_attributes, task_signature
+from .definition_checks import check_features, reject_stray_attributes, task_signature
 from .execution import current
 from .outcomes import HandledElsewhere, SelfReplaced, Skipped
 from .unique_groups import patch_group_publishing
@@ -112,7 +112,7 @@ class SingletonTask(_Task):
         bound = super().bind(app)
         mask_secrets(app)
         # Check now, in case the app is configured already. The worker checks again at its start.
-        check_topology_support(app.conf.get("dlock_url"), cls.lock_options, cls.name)
+        check_features(app.conf.get("dlock_url"), cls.lock_options, cls.name)
         if cls.track_started:
             # The tracer stores STARTED before the body is known to run: for a duplicate delivery, it would overwrite
             # the stored end. Store it when the lock is held instead.
@@ -310,7 +310,7 @@ class SingletonTask(_Task):
         reject_argument_of_body(self, args[1] if len(args) > 1 else kwargs.get("kwargs"))
         self._carry(kwargs)
         options = options_of(self, kwargs.get("headers"))
-        check_topology_support(self.app.conf.get("dlock_url"), options, self.name)
+        check_features(self.app.conf.get("dlock_url"), options, self.name)
         if options is not None and options.on_conflict == "queue" and options.debounce is None:
             kwargs["headers"] = with_sent_time(kwargs)
         return unique.publish(self, super().apply_async, args, kwargs)

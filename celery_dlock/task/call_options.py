@@ -18,6 +18,7 @@ from ..options.other_libraries import UNMISTAKABLE, equivalent
 from ..options.overrides import overridden
 from ..options.permissions import ENABLED
 from ..utils.text import did_you_mean, written
+from .definition_checks import check_features
 
 if TYPE_CHECKING:
     from .base import SingletonTask
@@ -192,6 +193,9 @@ def _call_from(task: SingletonTask, chosen: Mapping[Any, Any]) -> Call:
         raise _invalid(task, f"dlock: {error}") from None
     if refused := permissions_of(task.app).refusal(task.lock_options, options, chosen):
         raise _invalid(task, f"dlock: {refused}")
+    if enabled:
+        # Also in the worker: the publisher's app may have another store.
+        check_features(task.app.conf.get("dlock_url"), options, task.name)
     if not _NAMING & changed.keys():
         return Call(options, task.lock_spec, enabled)
     return Call(options, _key_spec(task, options, changed), enabled)

@@ -1,7 +1,4 @@
-"""Checks of a task when it is defined: its body, its signature, and its options on the configured servers.
-
-Options that Redlock does not have (the queue policy, claims) are refused here.
-"""
+"""Checks of a task when it is defined: its body, its signature, and its options on the configured servers."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from typing import Any, Final
 from ..errors import InvalidLockOptions
 from ..options.lock_options import LockOptions
 from ..options.other_libraries import UNMISTAKABLE, equivalent
+from ..store.features import features_of
 
-__all__ = ["check_topology_support", "reject_stray_attributes", "task_signature"]
+__all__ = ["check_features", "reject_stray_attributes", "task_signature"]
 
 #: The module in which Celery wraps a body for ``pydantic=True``, always with a plain function.
 _WRAPPING: Final = "celery.app.base"
@@ -23,10 +21,6 @@ _RESERVED: Final = frozenset({
     "dlock", "forget", "lease", "lock_for", "lock_name", "lock_spec", "own_call",
     "resolve", "used", "waiting",
 })  # fmt: skip
-_REDLOCK: Final = "several servers in dlock_url (Redlock)"
-_QUEUE: Final = f"{_REDLOCK} keep no order of waiters; expected 'skip', 'retry' or 'raise', or one server in dlock_url"
-_SEATS: Final = f"{_REDLOCK} have no seats; expected 1, or one server in dlock_url"
-_CLAIMS: Final = f"{_REDLOCK} keep no claims of queued calls; expected None, or one server in dlock_url"
 
 
 def task_signature(task: str, body: Callable[..., Any], *, bind: bool = False) -> Signature:
@@ -71,8 +65,8 @@ def _is_async(body: Any) -> bool:
     return any(iscoroutinefunction(each) or isasyncgenfunction(each) for each in (body, called))
 
 
-def check_topology_support(urls: Any, options: LockOptions | None, task: str | None) -> None:
-    """Check the options of a task or call against ``dlock_url``.
+def check_features(urls: Any, options: LockOptions | None, task: str | None) -> None:
+    """Check that the store can do what the options of a task or call need.
 
     Args:
         urls: The setting ``dlock_url``.
@@ -80,16 +74,18 @@ def check_topology_support(urls: Any, options: LockOptions | None, task: str | N
         task: The task's name, for errors.
 
     Raises:
-        InvalidLockOptions: Several independent servers (Redlock) do not support an option.
+        InvalidLockOptions: It cannot.
     """
     if options is None or not isinstance(urls, list | tuple):
-        return
-    if options.limit > 1:
-        raise InvalidLockOptions(f"task {task!r}: invalid limit={options.limit}: {_SEATS}")
-    if options.parks:
-        raise InvalidLockOptions(f"task {task!r}: invalid on_conflict={options.on_conflict!r}: {_QUEUE}")
-    if options.claims:
-        raise InvalidLockOptions(f"task {task!r}: invalid unique={options.unique!r}: {_CLAIMS}")
+        return  # only a list of servers (Redlock) lacks what an option needs
+    features = features_of(urls)
+    for feature, needed, option, expected in (
+        ("seats", options.limit > 1, "limit", "1"),
+        ("queues", options.parks, "on_conflict", "'skip', 'retry' or 'raise'"),
+        ("claims", options.claims, "unique", "None"),
+    ):
+        if needed:
+            features.require(feature, f"task {task!r}: invalid {option}={getattr(options, option)!r}", expected)
 
 
 def reject_stray_attributes(task: str, classes: Iterable[type]) -> None:

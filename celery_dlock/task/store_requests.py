@@ -12,7 +12,7 @@ from ..messaging.message import FirstReceipt, RawMessage, sent_us
 from ..messaging.message_times import start_delay
 from ..options.durations import as_seconds
 from ..store.base import ReleaseRequest
-from ..store.model import REPLACE_MAX_MS, AcquireRequest, Identity, QueueRequest
+from ..store.model import IN_PLACE, NO_RETRY, RETRY, AcquireRequest, Debounce, Identity, QueueRequest, Replace
 from .call_options import ARGUMENT, call_of, headers_for
 
 if TYPE_CHECKING:
@@ -104,20 +104,20 @@ def queue_request(run: Execution, entry: str = "") -> QueueRequest:
     after_us = run.runtime.receive_order.rank_us(predecessor) if predecessor else 0
     grant_id = delivery.grant_id if delivery else ""
     if options.replaces:
-        again = 1 if run.identity.retries else 2 if run.identity.nesting else 0
-        return QueueRequest(entry, 0, False, after_us, grant_id, (), (REPLACE_MAX_MS, again))  # noqa: FBT003  # as below
+        repeats = RETRY if run.identity.retries else IN_PLACE if run.identity.nesting else NO_RETRY
+        return QueueRequest(entry, after_us=after_us, grant_id=grant_id, replace=Replace(repeats=repeats))
     if run.debounces:
-        return QueueRequest(entry, 0, False, after_us, grant_id, _debounce(run))  # noqa: FBT003  # a NamedTuple's field
+        return QueueRequest(entry, after_us=after_us, grant_id=grant_id, debounce=_debounce(run))
     sent = sent_us(RawMessage(*delivery.raw).headers) if delivery else 0
     return QueueRequest(entry, options.queue_limit or 0, evicts_oldest, after_us, grant_id, sent_us=sent)
 
 
-def _debounce(run: Execution) -> tuple[int, int]:
-    """Return the milliseconds of ``debounce`` that are left, and its longest delay. The time until an ETA counts."""
+def _debounce(run: Execution) -> Debounce:
+    """Return what is left of ``debounce``. The time until an ETA counts."""
     wait_ms, last_ms = run.options.debounce_ms
     delivery = run.delivery
     waited_ms = round((delivery.since - delivery.delivered) * 1000) if delivery else 0
-    return max(0, wait_ms - waited_ms), last_ms
+    return Debounce(max(0, wait_ms - waited_ms), last_ms)
 
 
 def rollback_request(run: Execution) -> ReleaseRequest | None:

@@ -15,7 +15,7 @@ from ..messaging.results import CallSkipped
 from ..runtime import Runtime
 from ..store.base import ReleaseRequest
 from ..store.engine.store import EngineStore
-from ..store.model import REPLACE_MAX_MS, Acquired, AcquireRequest, Identity, Parked, QueueRequest, Requester
+from ..store.model import Acquired, AcquireRequest, Identity, Parked, QueueRequest, Replace, Requester
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -75,7 +75,7 @@ def ask_to_stop(
     """
     task_id = str(uuid.uuid4())
     identity, by = Identity(task_id), Requester.of(task.name, task_id, ELSEWHERE, 1)
-    place = QueueRequest(json.dumps([task.name, task_id]), replace=(REPLACE_MAX_MS, 0))
+    place = QueueRequest(json.dumps([task.name, task_id]), replace=Replace())
     answer = store.acquire(name, acquisition, ttl_ms, AcquireRequest(by, identity, queue=place))
     if isinstance(answer, Acquired):
         store.release(name, acquisition, ReleaseRequest(rolled_back=True, outcome_unknown=True))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from . import threads
 from .log import logger
 
-__all__ = ["Loop", "begin_thread"]
+__all__ = ["Loop", "begin_thread", "result_in_time"]
+
+T = TypeVar("T")
 
 #: Seconds until the next round after one that failed.
 AGAIN: Final = 0.2
@@ -25,6 +27,28 @@ def begin_thread(name: str) -> Callable[[Callable[[], None]], None]:
         threading.Thread(target=work, name=f"dlock-{name}", daemon=True).start()
 
     return begin
+
+
+def result_in_time(name: str, ask: Callable[[], T], seconds: float) -> T | None:
+    """Return the result of a function that may hang, or None if it does not return in time.
+
+    Args:
+        name: Names the thread that runs the function, also after the time.
+        ask: The function. It raises no error.
+        seconds: The time.
+    """
+    found: list[T] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            found.append(ask())
+        finally:
+            done.set()
+
+    begin_thread(name)(run)
+    done.wait(seconds)
+    return found[0] if found else None
 
 
 def _sleep(seconds: float) -> None:

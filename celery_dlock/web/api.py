@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from ..reports.documents import document
-from ..reports.durations import parse_duration
 from ..reports.facts import Table
 from ..reports.tables import AUDIT, CHECKS, CLAIMS, DEAD_LETTERS, LOCKS, UNKNOWN_OUTCOMES, WAITERS, WORKERS
 from .state import Visit
@@ -33,18 +32,7 @@ def _limit(visit: Visit, default: int) -> int:
 
 def locks(visit: Visit) -> Response:
     """``celery dlock list``."""
-    query = visit.query
-    try:
-        page = visit.control.locks(
-            task=query.get("task"),
-            name=query.get("name"),
-            state=query["state"].split(",") if query.get("state") else None,  # type: ignore[arg-type]  # it checks them
-            older_than=parse_duration(query["older"]) if query.get("older") else None,
-            cursor=query.get("cursor", ""),
-            limit=_limit(visit, 100),
-        )
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from error
+    page = visit.locks(visit.given("name"), _limit(visit, 100))
     return _list(visit, page.items, LOCKS, page.cursor)
 
 
@@ -60,25 +48,19 @@ def waiting(visit: Visit) -> Response:
 
 def unknown(visit: Visit) -> Response:
     """``celery dlock unknown``."""
-    page = visit.read(visit.control.unknown_outcomes, _limit(visit, 1000))
+    page = visit.read(visit.control.unknown_outcomes, _limit(visit, 1000), "name", "task")
     return _list(visit, page.items, UNKNOWN_OUTCOMES, page.cursor)
 
 
 def dead(visit: Visit) -> Response:
     """``celery dlock dead``."""
-    page = visit.read(visit.control.dead_letters, _limit(visit, 1000))
+    page = visit.read(visit.control.dead_letters, _limit(visit, 1000), "name", "task")
     return _list(visit, page.items, DEAD_LETTERS, page.cursor)
 
 
 def claims(visit: Visit) -> Response:
     """``celery dlock claims``."""
-    query = visit.query
-    try:
-        page = visit.control.claims(
-            task=query.get("task"), cursor=query.get("cursor", ""), limit=_limit(visit, 100)
-        )  # fmt: skip
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from error
+    page = visit.read(visit.control.claims, _limit(visit, 100), "task")
     return _list(visit, page.items, CLAIMS, page.cursor)
 
 

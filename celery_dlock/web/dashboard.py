@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..errors import DLockError, LockKeyError, StoreUnavailable
+from ..reports.documents import VERSION
 from .access import Access, User, read_only
 from .api import RESOURCES
 from .forms import FORMS, acting
@@ -140,7 +141,7 @@ def _failed(state: DashboardState) -> Callable[[Request, Exception], Response]:
             text = f"{state.store}: {text}"
         headers = getattr(error, "headers", None)
         if request.scope["path"].removeprefix(root).startswith("/api/"):
-            return JSONResponse({"version": 1, "error": text}, status, headers)
+            return JSONResponse({"version": VERSION, "error": text}, status, headers)
         title = _TITLES.get(status, "This did not work")
         page = state.render("error.html", root=root, title=title, text=text, back=getattr(error, "back", ""))
         return Response(page, status, headers, "text/html")

@@ -36,7 +36,7 @@ class Refused(HTTPException):
 
 
 def release(control: LockControl, form: Form) -> bool:
-    control.release(_name(form), form["acquisition"], force=form.get("force") == "yes", reason=_reason(form))
+    control.release(form["name"], form["acquisition"], force=form.get("force") == "yes", reason=form.get("reason", ""))
     return True
 
 
@@ -45,34 +45,34 @@ def hold(control: LockControl, form: Form) -> str:
         seconds = parse_duration(form.get("for", "").strip())
     except ValueError as error:
         raise InvalidLockOptions(str(error)) from error
-    return "hold" if control.hold(_name(form), seconds, form.get("reason", "")) else "hold_later"
+    return "hold" if control.hold(form["name"], seconds, form.get("reason", "")) else "hold_later"
 
 
 def unhold(control: LockControl, form: Form) -> bool:
-    return control.unhold(_name(form), hold=form["hold"], reason=_reason(form))
+    return control.unhold(form["name"], hold=form["hold"], reason=form.get("reason", ""))
 
 
 def resolve(control: LockControl, form: Form) -> bool:
     if form.get("sent") not in ("yes", "no"):
         raise HTTPException(400, "the form does not say whether the run did its work")
     sent, tick = form["sent"] == "yes", form.get("tick", "")
-    return control.resolve(_name(form), sent=sent, tick=tick, mark=form["mark"], reason=_reason(form))
+    return control.resolve(form["name"], sent=sent, tick=tick, mark=form["mark"], reason=form.get("reason", ""))
 
 
 def forget(control: LockControl, form: Form) -> bool:
-    return control.forget(_name(form), tick=form.get("tick", ""), mark=form["mark"], reason=_reason(form))
+    return control.forget(form["name"], tick=form.get("tick", ""), mark=form["mark"], reason=form.get("reason", ""))
 
 
 def requeue(control: LockControl, form: Form) -> bool:
-    return control.requeue(_name(form), form["identity"], reason=_reason(form))
+    return control.requeue(form["name"], form["identity"], reason=form.get("reason", ""))
 
 
 def drop(control: LockControl, form: Form) -> bool:
-    return control.drop(_name(form), form["identity"], reason=_reason(form))
+    return control.drop(form["name"], form["identity"], reason=form.get("reason", ""))
 
 
 def drop_claim(control: LockControl, form: Form) -> bool:
-    return control.drop_claim(_name(form), task_id=form["task_id"], reason=_reason(form))
+    return control.drop_claim(form["name"], task_id=form["task_id"], reason=form.get("reason", ""))
 
 
 #: What the forms do. Each returns False if there is nothing any more to act on, or else True or a key of ``DONE``.
@@ -86,14 +86,6 @@ FORMS: Final[Mapping[str, Callable[[LockControl, Form], bool | str]]] = {
     "drop": drop,
     "drop_claim": drop_claim,
 }
-
-
-def _name(form: Form) -> str:
-    return form["name"]
-
-
-def _reason(form: Form) -> str:
-    return " ".join(form.get("reason", "").split())
 
 
 def acting(dashboard: DashboardState, verb: str) -> Callable[[Request], Awaitable[Response]]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ..control import Counts, LockView, Page, Workers
+from ..control import Counts, Page, Workers
 from ..reports.actions import DONE
-from ..reports.durations import parse_duration
 from ..reports.options import option_lines
 from ..reports.tables import COUNTS, LOCKS
 from ..store.operator_model import STATES
@@ -72,24 +71,13 @@ def _losses(found: Workers | None) -> tuple[int | None, str]:
 
 def locks(visit: Visit) -> Response:
     """List the lock names that are in use, by filters and pages."""
-    query = visit.request.query_params
-    states = [state for state in query.getlist("state") if state]
-    part, older = query.get("name", "").strip(), query.get("older", "").strip()
-    try:
-        page = visit.control.locks(
-            task=query.get("task", "").strip() or None,
-            name=None if not part else part if any(sign in part for sign in "*?[") else f"*{part}*",
-            state=states or None,  # type: ignore[arg-type]  # it checks them
-            older_than=parse_duration(older) if older else None,
-            cursor=query.get("cursor", ""),
-            limit=_size(visit),
-        )
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from error
-    kept = [(key, value) for key, value in query.multi_items() if key in _FILTERS and value]
+    part = visit.given("name")
+    pattern = part if part is None or any(sign in part for sign in "*?[") else f"*{part}*"
+    page = visit.locks(pattern, _size(visit))
+    kept = [(key, value) for key, value in visit.query.multi_items() if key in _FILTERS and value]
     return visit.page(
-        "locks.html", page=page, states=states, all_states=STATES, kept=kept, sizes=SIZES, query=query
-    )  # fmt: skip
+        "locks.html", page=page, states=visit.states, all_states=STATES, kept=kept, sizes=SIZES, query=visit.query
+    )
 
 
 def lock(visit: Visit) -> Response:
@@ -101,7 +89,7 @@ def lock(visit: Visit) -> Response:
     waiters = control.waiting(name, limit=most) if view.waiting else ()
     unknown = control.unknown_outcomes(name).items
     letters = control.dead_letters(name, limit=LETTERS)
-    known = _known(view) or waiters or unknown or letters.items
+    known = view.known or waiters or unknown or letters.items
     return visit.page(
         "lock.html",
         status=200 if known else 404,
@@ -121,24 +109,19 @@ def lock(visit: Visit) -> Response:
 _ELSEWHERE: Final = ("name", "states", "has_dead_letters")
 
 
-def _known(view: LockView) -> bool:
-    return bool(view.states or view.waiting or view.run)
-
-
 def waiting(visit: Visit) -> Response:
     """List the locks that have waiters, each with the first of them."""
-    page = visit.control.queues(cursor=visit.query.get("cursor", ""), limit=_size(visit), each=EACH)
-    return _listed(visit, "waiting.html", page)
+    return _listed(visit, "waiting.html", visit.read(partial(visit.control.queues, each=EACH), _size(visit)))
 
 
 def unknown(visit: Visit) -> Response:
     """List the runs of unknown outcome, to settle them."""
-    return _listed(visit, "unknown.html", visit.read(visit.control.unknown_outcomes, _size(visit)))
+    return _listed(visit, "unknown.html", visit.read(visit.control.unknown_outcomes, _size(visit), "name", "task"))
 
 
 def dead(visit: Visit) -> Response:
     """List the dead letters, to requeue or drop them."""
-    return _listed(visit, "dead.html", visit.read(visit.control.dead_letters, _size(visit)))
+    return _listed(visit, "dead.html", visit.read(visit.control.dead_letters, _size(visit), "name", "task"))
 
 
 def _size(visit: Visit) -> int:

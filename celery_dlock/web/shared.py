@@ -30,7 +30,7 @@ class Attempt(NamedTuple, Generic[T]):
 class Shared(Generic[T]):
     """The result of a slow function. Requests share it while the function runs, and for a while afterwards.
 
-    At most one thread runs the function, however many requests ask.
+    At most one thread runs the function, however many requests ask. Only the requests that wait for it share its error.
 
     Args:
         name: The name of that thread.
@@ -53,12 +53,20 @@ class Shared(Generic[T]):
         """Return the attempt that runs, or whose result is new enough. If there is none, start one."""
         with self._one:
             found = self._attempt
-            if found is not None and (not found.answer.done() or time.monotonic() - self._ended_at < self._keep):
+            if found is not None and (not found.answer.done() or self._is_kept(found)):
                 return found
             self._attempt = made = Attempt(time.monotonic(), Future[T]())
         made.answer.set_running_or_notify_cancel()  # a request that stops waiting cannot cancel it for the others
         self._begin(lambda: self._run(made))
         return made
+
+    def forget(self) -> None:
+        """Forget the result, so that the next request asks again."""
+        with self._one:
+            self._attempt = None
+
+    def _is_kept(self, attempt: Attempt[T]) -> bool:
+        return attempt.answer.exception() is None and time.monotonic() - self._ended_at < self._keep
 
     def _run(self, attempt: Attempt[T]) -> None:
         try:

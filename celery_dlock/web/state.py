@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
 import jinja2
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from ..control import Counts, Health, LockControl, Workers
+from ..control import Counts, Health, LockControl, LockView, Page, Workers
 from ..errors import StoreUnavailable
 from ..reports import tables
 from ..reports.actions import ACTIONS
 from ..reports.checks import Check, checks_of
 from ..reports.documents import iso
-from ..reports.durations import shown_duration
+from ..reports.durations import parse_duration, shown_duration
 from ..runtime import BREAKER_RESET, Runtime
 from . import csrf
 from .access import Access, User, rights_of, user_of
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 FOLDER: Final = Path(__file__).parent
 #: Seconds for which the counts are kept: counting scans the store.
-CACHED: Final = 5.0
+COUNTS_KEPT: Final = 5.0
 #: Seconds for which the answer to a probe is kept.
 PROBE_KEPT: Final = 1.0
 #: The answers of workers are asked for again after ANSWERS_KEPT seconds. If the new ones take long, pages show the old
@@ -66,9 +66,7 @@ class DashboardState:
         self.probe = Shared("probe", lambda: self.control.health().up, PROBE_KEPT)
         self._access = access
         self._user = user
-        self._one_counter = Lock()
-        self._counts: tuple[float, Counts] | None = None
-        self._count_failed: tuple[float, StoreUnavailable | None] = 0.0, None
+        self._counts = Shared("count-for-pages", self.control.counts, COUNTS_KEPT)
         self._workers = Shared("ask-workers-for-pages", self.control.workers, ANSWERS_KEPT, ANSWERS_STALE)
         self._templates = _templates()
 
@@ -95,24 +93,16 @@ class DashboardState:
         return found
 
     def counts(self) -> Counts:
-        """Return the counts of everything in the store, at most 5 s old."""
-        asked = time.monotonic()
-        with self._one_counter:
-            failed_at, error = self._count_failed
-            # Requests that waited for a failed count share its error, or each would wait for the store in turn.
-            if error is not None and failed_at >= asked:
-                raise StoreUnavailable(str(error)) from error
-            if self._counts is None or time.monotonic() - self._counts[0] >= CACHED:
-                try:
-                    self._counts = time.monotonic(), self.control.counts()
-                except StoreUnavailable as failed:
-                    self._count_failed = time.monotonic(), failed
-                    raise
-            return self._counts[1]
+        """Return the counts of everything in the store, at most 5 s old. Requests that wait for them share an error."""
+        return self._counts.attempt().answer.result()
+
+    def forget_counts(self) -> None:
+        """Forget the counts after a change, so that the next page counts again."""
+        self._counts.forget()
 
     def checks(self) -> list[Check]:
         """Return the checks that ``celery dlock check`` does."""
-        return checks_of(self.app, self.health(), self.counts())
+        return checks_of(self.app, self.health(), self.counts(), self.workers())
 
     def workers(self, within: float = 0.0) -> Workers | None:
         """Return what live workers answered, at most a minute ago.
@@ -124,11 +114,6 @@ class DashboardState:
             The answers; None if there are none yet.
         """
         return self._workers.result(within)
-
-    def forget_counts(self) -> None:
-        """Forget the counts after a change, so that the next page counts again."""
-        with self._one_counter:
-            self._counts = None
 
     def tasks(self) -> Mapping[str, Any]:
         """Return the singleton tasks of the app by name, after their modules were imported."""
@@ -162,19 +147,42 @@ class Visit:
         return self.dashboard.control
 
     @property
-    def query(self) -> Mapping[str, str]:
+    def query(self) -> QueryParams:
         return self.request.query_params
 
-    def read(self, ask: Callable[..., T], limit: int) -> T:
-        """Return the page of a list of ``LockControl`` that the query of the request names.
+    def given(self, key: str) -> str | None:
+        """Return a value of the query; None if it is not given or empty."""
+        return self.query.get(key, "").strip() or None
+
+    @property
+    def states(self) -> list[str]:
+        """The states of locks that the query names."""
+        return [state for text in self.query.getlist("state") for state in text.split(",") if state]
+
+    def locks(self, name: str | None, limit: int) -> Page[LockView]:
+        """Return the page of the locks that the query chooses, with names that match this pattern."""
+        older = self.given("older")
+        with malformed_is_400():
+            return self.control.locks(
+                task=self.given("task"),
+                name=name,
+                state=self.states or None,  # type: ignore[arg-type]  # it checks them
+                older_than=parse_duration(older) if older else None,
+                cursor=self.query.get("cursor", ""),
+                limit=limit,
+            )
+
+    def read(self, ask: Callable[..., Page[T]], limit: int, *filters: str) -> Page[T]:
+        """Return the page of another list that the query chooses.
 
         Args:
             ask: The method of ``LockControl``.
             limit: The highest number of entries.
+            filters: The arguments of the method that the query may have.
         """
-        query = self.query
-        name, task = query.get("name") or None, query.get("task") or None
-        return ask(name, task=task, cursor=query.get("cursor", ""), limit=limit)
+        with malformed_is_400():
+            chosen = {key: self.given(key) for key in filters}
+            return ask(cursor=self.query.get("cursor", ""), limit=limit, **chosen)
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """Return the response with a page."""
@@ -194,6 +202,15 @@ class Visit:
         if token:
             csrf.send_token(self.request, response, token)
         return response
+
+
+@contextmanager
+def malformed_is_400() -> Iterator[None]:
+    """Answer with 400 if a value of the query is malformed."""
+    try:
+        yield
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from error
 
 
 def root_of(request: Request) -> str:

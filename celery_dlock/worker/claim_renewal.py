@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from celery.worker.state import revoked
 
 from ..errors import StoreRefused, StoreUnavailable
-from ..keys.lock_name import LockName
 from ..options.durations import as_seconds
+from ..store.claim_model import ClaimExtension
 from ..utils.background import Loop
 from ..utils.log import log_fields, logger
 
@@ -105,14 +105,14 @@ class ClaimRenewer:
             identity = request.dlock_identity
             self._store.release_claim(name, identity.task_id, identity.generation)
 
-    def _renewal(self, request: SingletonRequest, now: float) -> tuple[LockName, str, int] | None:
+    def _renewal(self, request: SingletonRequest, now: float) -> ClaimExtension | None:
         call, name = request.dlock_claim_call, request.dlock_lock
         if call is None or name is None:
             request.dlock_renew_claim_at = float("inf")
             return None
         seconds = as_seconds(call.options.queued_ttl)
         request.dlock_renew_claim_at = now + seconds / 3
-        return name, request.id, round(seconds * 1000)
+        return ClaimExtension(name, request.id, round(seconds * 1000))
 
 
 def _log_unreleased(request: SingletonRequest, error: StoreRefused) -> None:

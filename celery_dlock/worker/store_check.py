@@ -60,8 +60,7 @@ def refuse_memory_in_several_processes(runtime: Runtime, pool: type) -> None:
     Raises:
         InvalidLockOptions: It is: each process of the pool would have locks of its own.
     """
-    in_memory = any(location.kind == "memory" for location in runtime.settings.locations)
-    if in_memory and not any(base.__module__ in _ONE_PROCESS for base in pool.__mro__):
+    if runtime.settings.features.processes and not any(base.__module__ in _ONE_PROCESS for base in pool.__mro__):
         raise InvalidLockOptions(
             f"dlock_url='memory://' with the pool {pool.__module__}: its processes would not share the locks; expected "
             "a pool of one process (--pool=solo, threads, gevent or eventlet), or a server in dlock_url"

@@ -20,9 +20,8 @@ from celery_dlock.options.durability import PRIMARY, Durability
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Requester
-from celery_dlock.store.redis import scripts
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.redis.scripts import Script
+from celery_dlock.store.redis.scripts import SCRIPTS, Script
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.utils.clock import SystemClock
 from tests.support.proxy import Proxy
@@ -40,10 +39,9 @@ def keys_of(text: str = "x", prefix: str = "dlock") -> LockKeys:
 
 def load_scripts(client: redis.Redis) -> None:
     """Load every variant of every script, so that the store sends none by its text."""
-    for script in vars(scripts).values():
-        if isinstance(script, Script):
-            for variant in script.all_variants():
-                client.script_load(variant.source.decode())
+    for script in SCRIPTS.values():
+        for variant in script.all_variants():
+            client.script_load(variant.source.decode())
 
 
 def cut_reply(proxy: Proxy, script: Script, times: int | None = 1) -> None:

@@ -7,10 +7,13 @@ from hypothesis import strategies as st
 
 from celery_dlock.keys.lock_name import LockName, one_seat
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.claim_model import ClaimRequest
+from celery_dlock.store.claim_model import ClaimExtension, ClaimRequest
 from celery_dlock.store.model import (
+    IN_PLACE,
+    RETRY,
     Acquired,
     AcquireRequest,
+    Debounce,
     Grant,
     Held,
     Identity,
@@ -18,6 +21,7 @@ from celery_dlock.store.model import (
     Queued,
     QueueRequest,
     Renewal,
+    Replace,
     Requester,
 )
 from tests.contract.queue_helpers import entry_of
@@ -33,9 +37,10 @@ NAMES = [LockName(f"n:{letter * 32}", BUCKET) for letter in "1234"]
 SEATED, LIMITS = 2, [2, 2, 3, 2, 4, 2, 3, 1]
 PEOPLE = ["a", "b", "c", "d"]
 #: The number of the name with ``on_conflict="replace"``; ``replace_max`` in milliseconds, and ``is_retry``.
-REPLACED, REPLACES = 3, [(20_000, 0), (20_000, 0), (20_000, 0), (20_000, 2), (0, 0)]
+REPLACED = 3
+REPLACES = [*3 * [Replace(20_000)], Replace(20_000, IN_PLACE), Replace(0)]
 #: ``debounce`` and its longest delay in milliseconds.
-DEBOUNCES = [(5_000, 20_000), (0, 20_000), (7_000, 7_000)]
+DEBOUNCES = [Debounce(5_000, 20_000), Debounce(0, 20_000), Debounce(7_000, 7_000)]
 #: Microseconds that pass, for each step of the history that is no command.
 TIMES = [1, 1, 7_000_000, 7_000_000, 61_000_000, 3_700_000_000]
 
@@ -170,14 +175,14 @@ class History:
         # Without the bits of the rank after another message, and of an old copy for a published one.
         bits = step.bits & ~(3 << 25 | (1 << 20 if published else 0))
         replace = REPLACES[step.pick % len(REPLACES)]
-        return self.acquire_queued(step._replace(bits=bits, name=REPLACED), (), published, replace)
+        return self.acquire_queued(step._replace(bits=bits, name=REPLACED), None, published, replace)
 
     def acquire_queued(
         self,
         step: Step,
-        debounce: tuple[int, int] | tuple[()] = (),
+        debounce: Debounce | None = None,
         published: Grant | None = None,
-        replace: tuple[int, int] | tuple[()] = (),
+        replace: Replace | None = None,
     ) -> Callable[[Any], Any]:
         request = self.request(step)
         identity = request.identity or Identity(f"{PEOPLE[step.who]}{step.name}")
@@ -194,8 +199,8 @@ class History:
             evict_oldest=step.flag(24),
             after_us=self.ranks[step.pick % len(self.ranks)] if step.seldom(25) else 0,
             grant_id=grants[-1] if grants and newest else grants[0] if grants and step.flag(28) else "",
-            debounce=() if identity.retries or step.name == SEATED else debounce,
-            replace=(replace[0], 1) if replace and identity.retries else replace,
+            debounce=None if identity.retries or step.name == SEATED else debounce,
+            replace=replace._replace(repeats=RETRY) if replace and identity.retries else replace,
             sent_us=0 if debounce or replace else self.sent(step),
             park_duplicate=step.flag(29) and not (debounce or replace or step.name == SEATED),
         )
@@ -293,7 +298,7 @@ class History:
     def end_claim(self, step: Step) -> Callable[[Any], Any]:
         name, task_id = NAMES[step.name], f"{PEOPLE[step.who]}{step.name}"
         if step.flag(0):
-            return lambda store: store.extend_claims([(name, task_id, 2 * TTL)])
+            return lambda store: store.extend_claims([ClaimExtension(name, task_id, 2 * TTL)])
         attempt = f"try{step.name}{step.pick % 3}" if step.flag(1) else ""
         return lambda store: store.release_claim(name, task_id, step.pick % 2, attempt)
 
@@ -328,7 +333,7 @@ class History:
 
     def start_due(self, step: Step) -> Callable[[Any], Any] | None:
         """The debounced calls of a name become due, a sweep grants one the lock, and its copy arrives."""
-        self.stores.travel((2 * DAY if step.seldom(20) else DEBOUNCES[0][1]) * 1000)
+        self.stores.travel((2 * DAY if step.seldom(20) else DEBOUNCES[0].last_ms) * 1000)
         swept = self.stores.do(self.sweep(step))
         if swept.granted is None or swept.granted.identity not in self.people:
             return None
@@ -342,7 +347,7 @@ class History:
             return None
         name = step._replace(name=int(self.people[grant.identity].task_id[1:]))
         self.stores.do(lambda store: store.confirm_publish(self.swept(name), grant.identity, TURN))
-        return self.acquire_replacing(name, grant) if name.name == REPLACED else self.acquire_queued(name, (), grant)
+        return self.acquire_replacing(name, grant) if name.name == REPLACED else self.acquire_queued(name, None, grant)
 
     def remove(self, step: Step) -> Callable[[Any], Any]:
         name, granter = self.swept(step), self.granter()

@@ -52,7 +52,7 @@ class Laws(Machine):
 
     def nobody_is_lost(self) -> None:
         for owed, (_, keys) in zip(self.owed, self.each(), strict=True):
-            assert owed <= {*self.held.get(keys.queue()[1], ()), *self.held.get(keys.dead(), ())}
+            assert owed <= {*self.held.get(keys.queue()[1], ()), *self.held.get(keys.named("dead"), ())}
 
     def a_sweep_will_look_at_every_lock_with_waiters_in_time(self) -> None:
         for queue, keys in self.each():
@@ -80,7 +80,7 @@ class Laws(Machine):
         found |= {keys.done(identity): at for identity, at in self.bucket.done.items()}
         found |= {keys.last: self.bucket.last} if self.bucket.last else {}
         indexed = {f"{who} {keys.name}": at for queue, keys in self.each() for who, at in queue.indexed.items()}
-        found |= {self.keys[0].dead_letters(): indexed} if indexed else {}
+        found |= {self.keys[0].named("dead_letters"): indexed} if indexed else {}
         for queue, keys in self.each():
             waiting, parked, later, _ = keys.queue()
             lost = {f"{who}:rank": rank for who, (rank, _) in queue.lost.items()}
@@ -90,7 +90,7 @@ class Laws(Machine):
                 waiting: queue.waiting,
                 parked: {**queue.entries, **lost},
                 later: queue.later,
-                keys.dead(): queue.dead,
+                keys.named("dead"): queue.dead,
                 keys.lock: self.lock_fields(queue),
             }
             found |= {key: dict(value) for key, value in places.items() if value}

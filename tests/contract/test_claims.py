@@ -3,9 +3,9 @@
 import pytest
 
 from celery_dlock.keys.key_spec import shared_name
-from celery_dlock.store.claim_model import ClaimRequest, ExistingCall
+from celery_dlock.store.claim_model import ClaimExtension, ClaimRequest, ExistingCall
 from celery_dlock.store.model import Requester
-from celery_dlock.store.redis.scripts import CLAIM, RELEASE_CLAIM
+from celery_dlock.store.redis.scripts import SCRIPTS
 from tests.contract.helpers import NAME, keys_of, load_scripts, request_of, take
 from tests.support.stores import store_at
 
@@ -30,9 +30,9 @@ def test_free_name_is_claimed_and_the_second_call_learns_the_first(store):
 
 def test_a_claim_sent_twice_is_one_claim_and_answers_as_the_first(store, client):
     assert claim(store, "a") is None
-    since = client.hget(keys_of().claim(), "since")
+    since = client.hget(keys_of().named("claim"), "since")
     assert claim(store, "a") is None
-    assert client.hget(keys_of().claim(), "since") == since
+    assert client.hget(keys_of().named("claim"), "since") == since
 
 
 @pytest.mark.invariant("claim-belongs-to-one-message")
@@ -45,7 +45,7 @@ def test_an_id_that_is_published_twice_is_refused_by_itself(store):
 
 def test_a_claim_ends_with_its_life(store, client):
     assert claim(store, "a", life_ms=30_000) is None
-    assert 29_000 < client.pttl(keys_of().claim()) <= 30_000
+    assert 29_000 < client.pttl(keys_of().named("claim")) <= 30_000
 
 
 @pytest.mark.invariant("claim-belongs-to-one-message")
@@ -62,10 +62,10 @@ def test_claim_sent_after_its_rollback_takes_no_effect(store, client):
     """The claim of another attempt stays."""
     assert store.release_claim(NAME, "a", 0, "x") is False
     assert claim(store, "a", attempt="x") is None
-    assert client.exists(keys_of().claim()) == 0
+    assert client.exists(keys_of().named("claim")) == 0
     assert claim(store, "a", attempt="y") is None
     assert store.release_claim(NAME, "a", 0, "x") is False
-    assert client.hget(keys_of().claim(), "attempt") == "y"
+    assert client.hget(keys_of().named("claim"), "attempt") == "y"
     assert store.release_claim(NAME, "a", 0, "y") is True
 
 
@@ -79,13 +79,13 @@ def test_a_message_that_ends_leaves_the_claim_of_its_own_retry(store):
 
 
 def test_keeping_prolongs_ones_own_claim_and_never_makes_or_shortens_one(store, client):
-    store.extend_claims([(NAME, "a", 60_000)])
-    assert client.exists(keys_of().claim()) == 0
+    store.extend_claims([ClaimExtension(NAME, "a", 60_000)])
+    assert client.exists(keys_of().named("claim")) == 0
     assert claim(store, "a", life_ms=30_000) is None
-    store.extend_claims([(NAME, "b", 60_000), (NAME, "a", 1_000)])
-    assert 29_000 < client.pttl(keys_of().claim()) <= 30_000
-    store.extend_claims([(NAME, "a", 60_000)])
-    assert 59_000 < client.pttl(keys_of().claim()) <= 60_000
+    store.extend_claims([ClaimExtension(NAME, "b", 60_000), ClaimExtension(NAME, "a", 1_000)])
+    assert 29_000 < client.pttl(keys_of().named("claim")) <= 30_000
+    store.extend_claims([ClaimExtension(NAME, "a", 60_000)])
+    assert 59_000 < client.pttl(keys_of().named("claim")) <= 60_000
 
 
 @pytest.mark.parametrize(("running", "state"), [(False, None), (True, "running")])
@@ -135,10 +135,10 @@ def test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once(clean_server, 
     load_scripts(client)
     proxy = start_proxy(clean_server)
     lossy = store_at(proxy.url(), timeout=2)
-    proxy.set_mode("cut_reply", times=1, containing=CLAIM.shas)
+    proxy.set_mode("cut_reply", times=1, containing=SCRIPTS["claim"].shas)
     assert claim(lossy, "a") is None
-    assert client.hget(keys_of().claim(), "id") == "a"
-    proxy.set_mode("cut_reply", times=1, containing=RELEASE_CLAIM.shas)
+    assert client.hget(keys_of().named("claim"), "id") == "a"
+    proxy.set_mode("cut_reply", times=1, containing=SCRIPTS["release_claim"].shas)
     assert lossy.release_claim(NAME, "a", 0) is False  # the second finds nothing
-    assert client.exists(keys_of().claim()) == 0
+    assert client.exists(keys_of().named("claim")) == 0
     lossy.close()

@@ -307,7 +307,7 @@ class TestHalfMoved:
         assert store.confirm_publish(name_in(keys), queue_helpers.digest("d"), 60_000)
         queue_helpers.make_due(client, keys)
         client.zadd(keys.queue()[0], {queue_helpers.digest("e"): 1})
-        every = [keys.lock, *keys.queue(), keys.dead()]
+        every = [keys.lock, *keys.queue(), keys.named("dead")]
         assert client.exists(*every) == 6
         before = [client.dump(key) for key in every if key != keys.lock]
         moved = move(keys)

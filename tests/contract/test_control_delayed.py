@@ -6,13 +6,14 @@ import redis
 from celery_dlock.control import LockControl, Waiter
 from celery_dlock.keys.lock_name import shared_name
 from celery_dlock.store.holder_model import shown_time
+from celery_dlock.store.model import Debounce
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_helpers import SECOND, digest, ending, lose_turn, now_us, park, take
 
 pytestmark = [pytest.mark.core, pytest.mark.invariant("debounce-runs-the-newest-call")]
 
-DEBOUNCE = (5000, 20_000)
+DEBOUNCE = Debounce(5000, 20_000)
 NAME = shared_name("x")
 KEYS = LockKeys.of("dlock", NAME)
 DELAYED = KEYS.queue()[2]
@@ -57,7 +58,7 @@ def test_waiter_that_lost_its_grant_shows_when_it_is_due_again(
     store: RedisStore, client: redis.Redis, control: LockControl
 ) -> None:
     take(store, "holder.1", "holder", NAME)
-    park(store, "a.1", "a", NAME, debounce=(0, 20_000))
+    park(store, "a.1", "a", NAME, debounce=Debounce(0, 20_000))
     park(store, "b.1", "b", NAME)
     store.release(NAME, "holder.1", ending("holder"))
     first = waiters(control)

@@ -13,13 +13,13 @@ import redis
 
 from celery_dlock.errors import StoreRefused
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.claim_model import ClaimRequest
+from celery_dlock.store.claim_model import ClaimExtension, ClaimRequest
 from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
-from celery_dlock.store.model import Grant, Renewal, Requester
-from celery_dlock.store.redis import commands, scripts
+from celery_dlock.store.model import Debounce, Grant, Renewal, Replace, Requester
+from celery_dlock.store.redis.commands import command
 from celery_dlock.store.redis.operator import RedisOperatorStore
-from celery_dlock.store.redis.scripts import Script
+from celery_dlock.store.redis.scripts import SCRIPTS
 from celery_dlock.store.redis.scripts.seated import SEAT_SCRIPTS
 from tests.contract.cut_scripts import READS, Cutter, World
 from tests.contract.queue_helpers import NAME, TTL, TURN, digest
@@ -161,7 +161,7 @@ def sweep_last_try(world: World) -> None:
     """End the grant, and make the message a dead letter. An operator deletes it later."""
     granted, _ = world.granted()
     world.ended.add(world.id_of(granted))
-    world.pending.append(lambda: world.client.delete(world.keys.dead(), world.keys.dead_letters()))
+    world.pending.append(lambda: world.client.delete(world.keys.named("dead"), world.keys.named("dead_letters")))
 
     def last() -> None:
         world.publish(world.store.sweep(world.swept, world.granter(), TURN, 1).granted)
@@ -196,7 +196,7 @@ def make_dead_letter(world: World) -> None:
     world.open.clear()
     granted, _ = world.granted()
     world.ended.add(world.id_of(granted))
-    world.pending.append(lambda: world.client.delete(world.keys.dead(), world.keys.dead_letters()))
+    world.pending.append(lambda: world.client.delete(world.keys.named("dead"), world.keys.named("dead_letters")))
     world.do(lambda: world.remove(granted, dead_letter=True))
 
 
@@ -258,8 +258,8 @@ CLAIM: Final = ClaimRequest("c", 0, TTL, True, Requester("app.post", "c", "node1
 ONCE: Final = {"queue": False, "once": True}
 PLAIN: Final = {"queue": False}
 QUEUED_ONCE: Final = {"once": True}
-DEBOUNCE: Final = {"debounce": (5000, 50_000)}
-REPLACE: Final = {"replace": (20_000, 0)}
+DEBOUNCE: Final = {"debounce": Debounce(5000, 50_000)}
+REPLACE: Final = {"replace": Replace(20_000)}
 
 
 def claim(world: World) -> None:
@@ -289,7 +289,7 @@ def list_runs(world: World) -> None:
 
 def forget_dead_letter(world: World) -> None:
     """Delete a dead letter, but not from the index."""
-    world.client.zadd(world.keys.dead_letters(), {f"{digest('a')} {world.keys.name}": 1})
+    world.client.zadd(world.keys.named("dead_letters"), {f"{digest('a')} {world.keys.name}": 1})
 
 
 def list_dead_letters(world: World) -> None:
@@ -302,7 +302,8 @@ def make_immortal(world: World) -> None:
 
 def start_quarantine(world: World) -> None:
     store = store_of(world)
-    store._run_safe(commands.start_quarantine(world.keys.quarantine(), "1000", "0"))
+    quarantine = world.keys.named("quarantine")
+    store._run_safe(command("start_quarantine", None, quarantine=quarantine, quarantine_ms=1000, failover_epoch=0))
 
 
 LOCKS: Final = {
@@ -418,7 +419,7 @@ OTHERS: Final = {
     "claim": Case("claim", nothing, claim),
     "claim-again": Case("claim", claim, lambda world: world.store.claim([(world.name, CLAIM._replace(generation=1))])),
     "extend-a-claim": Case(
-        "extend_claim", claim, lambda world: world.store.extend_claims([(world.name, "c", 2 * TTL)])
+        "extend_claim", claim, lambda world: world.store.extend_claims([ClaimExtension(world.name, "c", 2 * TTL)])
     ),
     "release-a-claim": Case(
         "release_claim", claim, lambda world: world.store.release_claim(world.name, "c", 0, "attempt-1")
@@ -615,7 +616,7 @@ def test_removal_that_stops_at_any_write_loses_no_call_whose_worker_dies_as_well
     def remove(world: World, at: int) -> None:
         with cutter.cut("remove_waiter", at):
             world.remove(digest("b"))
-        if digest("b") not in client.hkeys(world.keys.dead()):
+        if digest("b") not in client.hkeys(world.keys.named("dead")):
             assert not client.exists(world.keys.done(digest("b"))), "its done mark ends each copy of it"
             world.go_on()
             assert "b" in world.ran
@@ -625,8 +626,9 @@ def test_removal_that_stops_at_any_write_loses_no_call_whose_worker_dies_as_well
 
 
 def test_every_script_that_writes_is_cut() -> None:
-    known = [script for script in vars(scripts).values() if isinstance(script, Script)]
     writing = {
-        script.name for script in known if set(map(str.lower, re.findall(r"call\('(\w+)'", script.body))) - set(READS)
+        name
+        for name, script in SCRIPTS.items()
+        if set(map(str.lower, re.findall(r"call\('(\w+)'", script.body))) - set(READS)
     }
     assert writing == {case.script for case in (*LOCKS.values(), *ON_ONE_LOCK.values())}

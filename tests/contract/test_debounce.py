@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from celery_dlock.store.model import Acquired, Duplicate, Parked, Queued
+from celery_dlock.store.model import Acquired, Debounce, Duplicate, Parked, Queued
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_helpers import (
     INDEX,
@@ -29,7 +29,7 @@ from tests.contract.queue_helpers import (
 pytestmark = [pytest.mark.core, pytest.mark.invariant("debounce-runs-the-newest-call")]
 
 WAIT, LAST = 5000, 20_000
-DEBOUNCE = (WAIT, LAST)
+DEBOUNCE = Debounce(WAIT, LAST)
 
 
 def call(
@@ -78,24 +78,24 @@ def test_newer_call_replaces_the_waiter_and_names_itself(store: RedisStore, clie
 
 
 def test_debounce_max_counts_from_the_first_waiting_call(store: RedisStore, client: redis.Redis) -> None:
-    call(store, "a", debounce=(WAIT, 6000), rank_us=10)
-    last = int(client.hget(KEYS.debounced(), "due_at_last") or 0)
-    client.hset(KEYS.debounced(), "due_at_last", str(last - 4 * SECOND))
-    call(store, "b", debounce=(WAIT, 6000), rank_us=20)
+    call(store, "a", debounce=Debounce(WAIT, 6000), rank_us=10)
+    last = int(client.hget(KEYS.named("debounced"), "due_at_last") or 0)
+    client.hset(KEYS.named("debounced"), "due_at_last", str(last - 4 * SECOND))
+    call(store, "b", debounce=Debounce(WAIT, 6000), rank_us=20)
     assert due(client, "b") <= 2
-    assert int(client.hget(KEYS.debounced(), "due_at_last") or 0) == last - 4 * SECOND
+    assert int(client.hget(KEYS.named("debounced"), "due_at_last") or 0) == last - 4 * SECOND
 
 
 def test_call_that_waited_for_its_eta_is_not_due_before_the_waiter_it_replaces(
     store: RedisStore, client: redis.Redis
 ) -> None:
     call(store, "a", rank_us=10)
-    call(store, "b", debounce=(0, LAST), rank_us=20)
+    call(store, "b", debounce=Debounce(0, LAST), rank_us=20)
     assert 4 < due(client, "b") <= 5
 
 
 def test_call_that_waited_for_its_eta_alone_is_granted_at_once(store: RedisStore) -> None:
-    granted = call(store, "a", debounce=(0, LAST)).granted
+    granted = call(store, "a", debounce=Debounce(0, LAST)).granted
     assert granted is not None
     assert granted.identity == digest("a")
 
@@ -142,9 +142,9 @@ def test_call_whose_body_died_runs_again(store: RedisStore, client: redis.Redis)
 def test_start_renews_the_record_that_expired_while_the_call_waited(store: RedisStore, client: redis.Redis) -> None:
     """As where all workers were away for days. Otherwise an older call would run, or its script would fail."""
     call(store, "b", rank_us=20)
-    client.delete(KEYS.debounced())
+    client.delete(KEYS.named("debounced"))
     run_due(store, client, "b")
-    assert client.pttl(KEYS.debounced()) > 0
+    assert client.pttl(KEYS.named("debounced")) > 0
     parked = call(store, "a", rank_us=10)
     assert (parked.evicted and parked.evicted.identity, parked.newer) == (digest("a"), "b")
 
@@ -218,5 +218,5 @@ def test_store_keeps_nothing_of_a_call_that_ended_but_its_record(store: RedisSto
     store.remove_waiter(NAME, digest("a"), "g.1", ended=True)
     run_due(store, client, "b")
     store.release(NAME, "b.9", ending("b"))
-    assert not client.exists(PARKED, LATER, KEYS.lock, KEYS.dead(), INDEX)
-    assert 0 < client.pttl(KEYS.debounced()) <= 24 * 3600 * 1000 + LAST
+    assert not client.exists(PARKED, LATER, KEYS.lock, KEYS.named("dead"), INDEX)
+    assert 0 < client.pttl(KEYS.named("debounced")) <= 24 * 3600 * 1000 + LAST

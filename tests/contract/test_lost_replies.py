@@ -15,7 +15,7 @@ from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_table import LeaseState
 from celery_dlock.store.model import AcquireRequest, Identity, Tombstoned
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW, Script
+from celery_dlock.store.redis.scripts import SCRIPTS, Script
 from tests.contract.helpers import TTL, Party, commands_seen, cut_reply, ending_of, request_of
 from tests.support.polling import eventually
 from tests.support.proxy import Mode, Proxy
@@ -51,7 +51,7 @@ def sent(seen: list[tuple[str, list[str]]], script: Script) -> int:
 def test_an_acquire_whose_reply_is_lost_ends_holding_one_lock_under_the_next_number(
     party: Party, proxy: Proxy, client: redis.Redis
 ) -> None:
-    cut_reply(proxy, ACQUIRE)
+    cut_reply(proxy, SCRIPTS["acquire"])
     with commands_seen(client) as seen:
         lease = party.acquire(NAME)
     assert lease.acquisition == f"{party.context.owner}.3"
@@ -59,7 +59,7 @@ def test_an_acquire_whose_reply_is_lost_ends_holding_one_lock_under_the_next_num
     assert client.hmget(KEYS.lock, "acq", "count", "token") == [lease.acquisition, None, str(lease.token)]
     assert client.exists(KEYS.tombstone(f"{party.context.owner}.2"))
     # redis-py's own retries would show here: each command was sent once.
-    assert (sent(seen, ACQUIRE), sent(seen, RELEASE)) == (2, 1)
+    assert (sent(seen, SCRIPTS["acquire"]), sent(seen, SCRIPTS["release"])) == (2, 1)
     assert [record.acquisition for record in party.lease_table.records()] == [lease.acquisition]
     assert party.release(lease)
     assert not client.exists(KEYS.lock)
@@ -70,11 +70,11 @@ def test_an_acquire_whose_reply_is_lost_ends_holding_one_lock_under_the_next_num
 def test_an_acquire_whose_replies_are_all_lost_ends_holding_none(
     party: Party, proxy: Proxy, client: redis.Redis
 ) -> None:
-    cut_reply(proxy, ACQUIRE, times=2)
+    cut_reply(proxy, SCRIPTS["acquire"], times=2)
     with commands_seen(client) as seen, pytest.raises(ReplyLost):
         party.acquire(NAME)
     assert not client.exists(KEYS.lock)
-    assert (sent(seen, ACQUIRE), sent(seen, RELEASE)) == (2, 2)
+    assert (sent(seen, SCRIPTS["acquire"]), sent(seen, SCRIPTS["release"])) == (2, 2)
     assert not party.lease_table.records()
     assert not party.told
 
@@ -128,10 +128,10 @@ def test_a_renewal_whose_reply_is_lost_is_sent_once_more_and_counts_once(
     party: Party, proxy: Proxy, client: redis.Redis
 ) -> None:
     lease = party.acquire(NAME)
-    cut_reply(proxy, RENEW)
+    cut_reply(proxy, SCRIPTS["renew"])
     with commands_seen(client) as seen:
         assert party.acquire(NAME) is lease
-    assert sent(seen, RENEW) == 2
+    assert sent(seen, SCRIPTS["renew"]) == 2
     assert client.hget(KEYS.lock, "count") == "2"
     assert party.release(lease)
     assert client.hget(KEYS.lock, "count") == "1"
@@ -141,7 +141,7 @@ def test_a_renewal_whose_reply_is_lost_is_sent_once_more_and_counts_once(
 
 def test_a_look_whose_reply_is_lost_is_taken_once_more(party: Party, proxy: Proxy) -> None:
     lease = party.acquire(NAME)
-    cut_reply(proxy, INSPECT)
+    cut_reply(proxy, SCRIPTS["inspect"])
     holder = party.lock_client.holder(NAME)
     assert holder is not None
     assert holder.token == lease.token
@@ -153,10 +153,10 @@ def test_a_release_whose_reply_is_lost_frees_the_lock_and_reports_no_loss(
     party: Party, proxy: Proxy, client: redis.Redis
 ) -> None:
     lease = party.acquire(NAME)
-    cut_reply(proxy, RELEASE)
+    cut_reply(proxy, SCRIPTS["release"])
     with commands_seen(client) as seen:
         assert party.release(lease)
-    assert sent(seen, RELEASE) == 2
+    assert sent(seen, SCRIPTS["release"]) == 2
     assert not client.exists(KEYS.lock)
     assert party.kinds_told() == ["acquired", "released"]
 
@@ -213,7 +213,11 @@ class Crowd:
     def disturb(self) -> None:
         chance = random.Random(1)
         while not self.over.wait(0.003):
-            cut_reply(self.proxy, chance.choice([ACQUIRE, RELEASE, RENEW]), times=chance.choice([1, 2]))
+            cut_reply(
+                self.proxy,
+                chance.choice([SCRIPTS["acquire"], SCRIPTS["release"], SCRIPTS["renew"]]),
+                times=chance.choice([1, 2]),
+            )
         self.proxy.set_mode("pass")
 
     def member(self) -> None:

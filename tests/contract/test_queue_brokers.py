@@ -153,7 +153,7 @@ def test_overwritten_lock_key_stops_the_sweep_of_no_other_lock(
     for _ in range(2):
         sweeper._next_sweep = 0.0
         sweeper._sweep_due()
-    assert client.hget(behind.lock, "acq") == f"grant:{digest('b')}" or client.hlen(behind.dead())
+    assert client.hget(behind.lock, "acq") == f"grant:{digest('b')}" or client.hlen(behind.named("dead"))
     (error,) = [record.getMessage() for record in caplog.records if "not granted" in record.getMessage()]
     assert error.startswith(f"{NAME}: ")
 

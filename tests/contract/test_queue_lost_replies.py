@@ -8,14 +8,7 @@ import redis
 from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Grant, Identity, Parked, QueueRequest
-from celery_dlock.store.redis.scripts import (
-    ACQUIRE_QUEUED,
-    CONFIRM_PUBLISH,
-    RELEASE,
-    RELEASE_QUEUED,
-    REMOVE_WAITER,
-    SWEEP,
-)
+from celery_dlock.store.redis.scripts import SCRIPTS
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import Party, cut_reply
 from tests.contract.helpers import request_of as plain_request
@@ -56,7 +49,7 @@ def test_a_release_whose_reply_is_lost_grants_and_tells_of_it(
     else:
         store.acquire(NAME, "h.1", TTL, plain_request("h" if how == "another policy" else None))
     park(store, "a.1", "a")
-    cut_reply(proxy, RELEASE_QUEUED if how == "queue" else RELEASE)
+    cut_reply(proxy, SCRIPTS["release_queued"] if how == "queue" else SCRIPTS["release"])
     released = lossy.release(NAME, "h.1", ReleaseRequest() if how == "a Lock" else ending("h", queue=how == "queue"))
     assert released.ours
     assert released.granted
@@ -69,7 +62,7 @@ def test_a_sweep_whose_reply_is_lost_tells_of_its_grant(
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     expire(client)
-    cut_reply(proxy, SWEEP)
+    cut_reply(proxy, SCRIPTS["sweep"])
     granted = lossy.sweep(NAME, "s.1", TURN, TRIES).granted
     assert granted
     assert granted.identity == digest("a")
@@ -80,7 +73,7 @@ def test_removal_whose_reply_was_lost_returns_the_entry_again(
 ) -> None:
     grant_to(store, "a")
     park(store, "b.1", "b")
-    cut_reply(proxy, REMOVE_WAITER)
+    cut_reply(proxy, SCRIPTS["remove_waiter"])
     taken = lossy.remove_waiter(NAME, digest("a"), "t.1")
     assert taken.entry == entry_of("a")
     assert taken.granted
@@ -91,7 +84,7 @@ def test_a_publication_whose_note_lost_its_reply_is_noted(
     store: RedisStore, lossy: RedisStore, proxy: Proxy, client: redis.Redis
 ) -> None:
     grant_to(store, "a")
-    cut_reply(proxy, CONFIRM_PUBLISH)
+    cut_reply(proxy, SCRIPTS["confirm_publish"])
     assert lossy.confirm_publish(NAME, digest("a"), TURN)
     assert client.hget(KEYS.lock, "published") == "1"
 
@@ -106,7 +99,7 @@ def test_lost_reply_of_a_parking_that_granted_still_hands_off(
     take(store, "h.1", "h")
     park(store, "a.1", "a", rank_us=10)
     expire(client)
-    cut_reply(proxy, ACQUIRE_QUEUED)
+    cut_reply(proxy, SCRIPTS["acquire_queued"])
     place = QueueRequest(entry=entry_of("b"))
     request = AcquireRequest(party.context.requester, Identity("b"), rank_us=20, queue=place)
     answer = party.lock_client.acquire(NAME, party.context, 30.0, request)

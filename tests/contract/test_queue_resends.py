@@ -250,7 +250,7 @@ def test_dead_lettering_a_granted_waiter(store: RedisStore, client: redis.Redis)
     first = store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=True)
     assert first.granted
     assert store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=True).granted == first.granted
-    assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
+    assert client.hgetall(KEYS.named("dead")) == {digest("a"): entry_of("a")}
 
 
 @pytest.mark.invariant("queue-calls-are-idempotent")

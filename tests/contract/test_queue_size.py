@@ -179,4 +179,4 @@ def test_scripts_touch_only_keys_that_they_name_and_all_of_one_slot(store: Redis
             for key in words[1:] if several else words[1:2]:
                 assert key in named, words
                 touched[key] = touched.get(key, 0) + 1
-    assert {*KEYS.queue(), KEYS.dead(), KEYS.lock, KEYS.last} <= touched.keys()
+    assert {*KEYS.queue(), KEYS.named("dead"), KEYS.lock, KEYS.last} <= touched.keys()

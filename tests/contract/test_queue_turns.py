@@ -135,7 +135,7 @@ def test_waiter_with_too_many_failed_grants_becomes_a_dead_letter_unchanged(
         if lost == 2:
             make_ready(client, "a")
             store.sweep(NAME, "s.1", TURN, 3)
-    assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
+    assert client.hgetall(KEYS.named("dead")) == {digest("a"): entry_of("a")}
     assert not client.exists(KEYS.lock, *KEYS.queue())
 
 
@@ -144,7 +144,7 @@ def test_a_late_copy_of_a_dead_letter_takes_its_entry_out_and_runs(store: RedisS
     grant_to(store, "a")
     assert lose_turn(store, client, "a", tries=1) == digest("a")
     take(store, "a.2", "a", republished=True, rank_us=10, grant_id="123")
-    assert not client.exists(KEYS.dead())
+    assert not client.exists(KEYS.named("dead"))
 
 
 @pytest.mark.core
@@ -155,7 +155,7 @@ def test_a_late_copy_of_a_dead_letter_that_has_to_wait_takes_its_entry_out_and_p
     assert lose_turn(store, client, "a", tries=1) == digest("a")
     take(store, "h.1", "h")
     park(store, "a.2", "a", republished=True, rank_us=10)
-    assert not client.exists(KEYS.dead())
+    assert not client.exists(KEYS.named("dead"))
     assert waiting(client) == [digest("a")]
 
 
@@ -380,7 +380,7 @@ def test_a_grant_that_no_worker_of_its_broker_published_becomes_a_dead_letter(
     first = store.sweep(NAME, "s.2", TURN, TRIES)
     assert (first.dead_letter, first.foreign_broker, whose(first.granted)) == (digest("a"), True, digest("b"))
     assert store.sweep(NAME, "s.2", TURN, TRIES) == first
-    assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
+    assert client.hgetall(KEYS.named("dead")) == {digest("a"): entry_of("a")}
     assert client.hget(KEYS.lock, "foreign") is None
 
 
@@ -432,7 +432,7 @@ def test_grant_that_its_own_broker_published_late_loses_a_turn_and_is_no_dead_le
     make_due(client)
     swept = store.sweep(NAME, "s.1", TURN, TRIES)
     assert (swept.lost_grant, swept.dead_letter, whose(swept.granted)) == (True, "", digest("a"))
-    assert not client.exists(KEYS.dead())
+    assert not client.exists(KEYS.named("dead"))
 
 
 @pytest.mark.core

@@ -59,7 +59,7 @@ def test_one_that_runs_is_not_taken_out(store: RedisStore, client: redis.Redis, 
     before = client.hgetall(KEYS.lock)
     assert store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=dead_letter, ended=True) == QueueStepResult()
     assert client.hgetall(KEYS.lock) == before
-    assert not client.exists(KEYS.done(digest("a")), KEYS.dead())
+    assert not client.exists(KEYS.done(digest("a")), KEYS.named("dead"))
 
 
 @pytest.mark.core
@@ -76,7 +76,7 @@ def test_dead_letter_keeps_its_entry_and_may_still_run(store: RedisStore, client
     take(store, "h.1", "h")
     park(store, "a.1", "a")
     assert store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=True).entry == entry_of("a")
-    assert client.hgetall(KEYS.dead()) == {digest("a"): entry_of("a")}
+    assert client.hgetall(KEYS.named("dead")) == {digest("a"): entry_of("a")}
     assert not client.exists(KEYS.done(digest("a")), *KEYS.queue()[:3])
 
 
@@ -120,7 +120,7 @@ def test_unreadable_entry_is_granted_as_any_other(store: RedisStore, client: red
     assert store.list_waiters(NAME, 5).count == 2
     assert isinstance(store.acquire(NAME, "l.1", TTL, plain_claim()), Held)
     assert whose(store.remove_waiter(NAME, digest("a"), "t.1", dead_letter=True).granted) == digest("b")
-    assert client.hgetall(KEYS.dead()) == {digest("a"): f"{first}\nrest"}
+    assert client.hgetall(KEYS.named("dead")) == {digest("a"): f"{first}\nrest"}
 
 
 def test_a_waiter_whose_entry_was_lost_is_passed_over(store: RedisStore, client: redis.Redis) -> None:

@@ -5,7 +5,8 @@ import time
 import pytest
 import redis
 
-from celery_dlock.store.model import Acquired, Duplicate, Grant, Parked, Queued, Renewal, StopRequest
+from celery_dlock.store import model
+from celery_dlock.store.model import Acquired, Duplicate, Grant, Parked, Queued, Renewal, Replace, StopRequest
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.queue_helpers import (
     INDEX,
@@ -28,9 +29,9 @@ from tests.contract.queue_helpers import (
 
 pytestmark = [pytest.mark.core, pytest.mark.invariant("newest-call-stops-the-running-one")]
 
-#: ``replace_max`` in milliseconds; then: the call is no retry, the call is a retry, the call took another one's place.
+#: ``replace_max`` in milliseconds.
 LAST = 20_000
-FIRST, RETRY, IN_PLACE = (LAST, 0), (LAST, 1), (LAST, 2)
+FIRST, RETRY, IN_PLACE = Replace(LAST), Replace(LAST, model.RETRY), Replace(LAST, model.IN_PLACE)
 
 
 def start(store: RedisStore, task_id: str, **facts: object) -> Acquired:
@@ -85,7 +86,7 @@ def test_second_newer_call_replaces_the_waiter_and_asks_no_second_time(store: Re
     assert parked.evicted == Grant(digest("b"), entry_of("b"))
     assert parked.newer == "c"
     assert renewed(store, "a") == StopRequest("b")
-    assert client.hget(KEYS.replaced(), f"stop:{digest('a')}") in ("b", b"b")
+    assert client.hget(KEYS.named("replaced"), f"stop:{digest('a')}") in ("b", b"b")
     assert len(waiting(client)) == 1
     store.remove_waiter(NAME, digest("b"), "g.1", ended=True)
     assert isinstance(ask(store, "b.5", "b", redelivered=True, replace=FIRST), Duplicate)
@@ -122,7 +123,7 @@ def test_redelivery_of_a_stopped_holder_whose_process_died_never_runs(store: Red
     store.remove_waiter(NAME, digest("a"), "g.1", ended=True)
     assert isinstance(start_granted(store, granted, "b"), Acquired)
     assert isinstance(ask(store, "a.6", "a", redelivered=True, replace=FIRST), Duplicate)
-    assert not client.hexists(KEYS.replaced(), f"stop:{digest('a')}")
+    assert not client.hexists(KEYS.named("replaced"), f"stop:{digest('a')}")
 
 
 def test_release_of_a_stopped_holder_sets_its_done_mark(store: RedisStore) -> None:
@@ -185,8 +186,8 @@ def test_replaced_call_whose_end_was_not_stored_is_granted_and_ends_itself(
 
 
 def wind_back(client: redis.Redis, ms: int) -> None:
-    since = int(client.hget(KEYS.replaced(), "busy_since") or 0)
-    client.hset(KEYS.replaced(), "busy_since", str(since - ms * 1000))
+    since = int(client.hget(KEYS.named("replaced"), "busy_since") or 0)
+    client.hset(KEYS.named("replaced"), "busy_since", str(since - ms * 1000))
 
 
 def test_running_call_is_left_alone_after_replace_max(store: RedisStore, client: redis.Redis) -> None:
@@ -220,7 +221,7 @@ def test_granted_calls_that_give_way_count_for_replace_max(store: RedisStore, cl
     call(store, "c")
     answer = start_granted(store, granted, "b")
     assert replaced_by(answer, "b") == "c"
-    assert client.hexists(KEYS.replaced(), "busy_since")
+    assert client.hexists(KEYS.named("replaced"), "busy_since")
     wind_back(client, LAST)
     call(store, "d")
     assert isinstance(answer, Parked)
@@ -291,7 +292,7 @@ def test_start_in_the_future_counts_no_more(store: RedisStore, client: redis.Red
     """The server's clock went back."""
     start(store, "b")
     release(store, "b", "ended")
-    client.hset(KEYS.replaced(), "started_rank", str(10**18))
+    client.hset(KEYS.named("replaced"), "started_rank", str(10**18))
     assert start(store, "a").token
 
 
@@ -311,7 +312,7 @@ def test_store_keeps_nothing_of_a_call_that_ended_but_its_record(store: RedisSto
     store.remove_waiter(NAME, digest("b"), "g.1", ended=True)
     start_granted(store, release(store, "a"), "c")
     release(store, "c", "ended", number=9)
-    assert not client.exists(PARKED, LATER, KEYS.lock, KEYS.dead(), INDEX)
-    assert 0 < client.pttl(KEYS.replaced()) <= 24 * 3600 * 1000 + LAST
-    fields = client.hkeys(KEYS.replaced())
+    assert not client.exists(PARKED, LATER, KEYS.lock, KEYS.named("dead"), INDEX)
+    assert 0 < client.pttl(KEYS.named("replaced")) <= 24 * 3600 * 1000 + LAST
+    fields = client.hkeys(KEYS.named("replaced"))
     assert not [field for field in fields if b"stop" in (field if isinstance(field, bytes) else field.encode())]

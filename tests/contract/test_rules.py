@@ -10,7 +10,7 @@ import redis
 from hypothesis import Phase, given, settings
 
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.model import Acquired, Parked, Renewal, StopRequest
+from celery_dlock.store.model import Acquired, Debounce, Parked, Renewal, Replace, StopRequest
 from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.histories import NAMES, REPLACED, SEATED, TTL, TURN, History, Step, steps
 from tests.contract.queue_helpers import digest, ending, request_of
@@ -62,7 +62,7 @@ def test_memory_and_scripts_agree_on_older_debounced_calls(clean_server: Server)
     with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
 
         def ask(task_id: str, rank: int, wait: int, grant_id: str = "") -> Any:
-            request = request_of(task_id, parks=True, rank_us=rank, debounce=(wait, 50_000), grant_id=grant_id)
+            request = request_of(task_id, parks=True, rank_us=rank, debounce=Debounce(wait, 50_000), grant_id=grant_id)
             acquisition = f"{task_id}.{stores.now_us}"
             return stores.do(lambda store: store.acquire(NAMES[0], acquisition, TTL, request))
 
@@ -128,7 +128,7 @@ def test_memory_and_scripts_agree_on_a_holder_that_newer_calls_ask_to_stop(clean
     with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
         for task_id in "abcd":
             stores.travel(1)
-            request, acquisition = request_of(task_id, parks=True, replace=(20_000, 0)), f"{task_id}.1"
+            request, acquisition = request_of(task_id, parks=True, replace=Replace(20_000)), f"{task_id}.1"
             stores.do(lambda store, sent=(acquisition, TTL, request): store.acquire(name, *sent))
             stores.check()
         assert stores.do(lambda store: store.renew([Renewal(name, "a.1", TTL, stoppable=True)])) == [StopRequest("b")]

@@ -113,9 +113,9 @@ def test_smaller_limit_counts_when_no_command_has_had_the_larger_one_for_a_minut
     store: RedisStore, client: redis.Redis
 ) -> None:
     fill(store, LARGER)
-    limit, seen, places = client.get(KEYS.seats_record()).split()  # type: ignore[union-attr]
+    limit, seen, places = client.get(KEYS.named("seats")).split()  # type: ignore[union-attr]
     assert (limit, places) == ("5", "5")
-    client.set(KEYS.seats_record(), f"{limit} {int(seen) - 61} {places}")
+    client.set(KEYS.named("seats"), f"{limit} {int(seen) - 61} {places}")
     store.release(NAME, "o0.1", ending_of("t0"))
     assert take(store, "next.1", "next").seat == 0
     store.release(NAME, "o3.1", ending_of("t3"))
@@ -126,15 +126,15 @@ def test_smaller_limit_counts_when_no_command_has_had_the_larger_one_for_a_minut
     assert again.same_message
     store.release(NAME, "o4.1", ending_of("t4"))
     assert isinstance(ask(store, "late.2", "late"), Held)
-    assert client.get(KEYS.seats_record()).split()[::2] == ["3", "3"]  # type: ignore[union-attr]
+    assert client.get(KEYS.named("seats")).split()[::2] == ["3", "3"]  # type: ignore[union-attr]
 
 
 @pytest.mark.invariant("largest-limit-counts")
 @pytest.mark.core
 def test_renewal_by_a_worker_with_the_larger_limit_keeps_that_limit(store: RedisStore, client: redis.Redis) -> None:
     fill(store, LARGER)
-    limit, seen, places = client.get(KEYS.seats_record()).split()  # type: ignore[union-attr]
-    client.set(KEYS.seats_record(), f"{limit} {int(seen) - 61} {places}")
+    limit, seen, places = client.get(KEYS.named("seats")).split()  # type: ignore[union-attr]
+    client.set(KEYS.named("seats"), f"{limit} {int(seen) - 61} {places}")
     assert store.renew([Renewal(LARGER, "o4.1", TTL)]) == [True]
     store.release(NAME, "o3.1", ending_of("t3"))
     assert take(store, "next.1", "next").seat == 3
@@ -268,7 +268,7 @@ def test_name_without_a_limit_runs_the_scripts_of_a_lock(store: RedisStore, clie
     taken = take(store, "o.1", "t", NAME._replace(seats=1))
     assert taken.seat == 0
     store.release(NAME._replace(seats=1), "o.1", ending_of("t"))
-    assert not client.exists(KEYS.seats_record())
+    assert not client.exists(KEYS.named("seats"))
 
 
 class History:

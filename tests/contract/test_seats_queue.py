@@ -153,8 +153,8 @@ def test_call_of_a_larger_limit_gets_the_new_seats_granted(store: RedisStore, cl
 @pytest.mark.core
 def test_seat_above_the_limit_is_granted_to_no_waiter(store: RedisStore, client: redis.Redis) -> None:
     fill(store, LARGER)
-    limit, seen, places = client.get(KEYS.seats_record()).split()  # type: ignore[union-attr]
-    client.set(KEYS.seats_record(), f"{int(limit)} {int(seen) - 61} {int(places)}")
+    limit, seen, places = client.get(KEYS.named("seats")).split()  # type: ignore[union-attr]
+    client.set(KEYS.named("seats"), f"{int(limit)} {int(seen) - 61} {int(places)}")
     park(store, "a.1", "a", NAME)
     assert store.release(NAME, "o4.1", ending("t4")).granted is None
     assert sweep(store) is None

@@ -359,7 +359,7 @@ class Scripts(RuleBasedStateMachine):
         names |= {self.keys.done(identity.digest) for identity in self.model.done}
         names |= {self.keys.run()} if self.model.mark.state else set()
         unsettled = self.target.indexes_runs and self.model.mark.state in ("started", "unknown")
-        names |= {self.keys.unsettled()} if unsettled else set()
+        names |= {self.keys.named("unsettled")} if unsettled else set()
         names |= {self.keys.lock} if self.model.lock else set()
         names |= {self.keys.last} if self.model.last else set()
         seen = self.target.look()

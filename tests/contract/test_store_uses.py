@@ -11,7 +11,7 @@ from celery_dlock.keys.lock_name import idempotency_key
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, Requester, Unknown, Used
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.redis.scripts import ACQUIRE, FORGET_RUN, RELEASE, RESOLVE_RUN, Script
+from celery_dlock.store.redis.scripts import SCRIPTS, Script
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import TTL, Party, cut_reply, ending_of, of_one_acquisition, request_of, take
 from tests.support.polling import eventually
@@ -188,19 +188,19 @@ def test_a_new_run_removes_two_expired_runs_of_its_bucket_from_the_index(
     store: RedisStore, client: redis.Redis
 ) -> None:
     expired = {"gone1 ": 1, "gone2 ": 2, "gone3 ": 3}
-    client.zadd(KEYS.unsettled(), expired)
-    client.pexpire(KEYS.unsettled(), 10 * WINDOW)
+    client.zadd(KEYS.named("unsettled"), expired)
+    client.pexpire(KEYS.named("unsettled"), 10 * WINDOW)
     begin(store, "a", run_mark_ms=WINDOW)
-    assert client.zrange(KEYS.unsettled(), 0, -1) == ["gone3 ", f"{KEYS.run()} "]
+    assert client.zrange(KEYS.named("unsettled"), 0, -1) == ["gone3 ", f"{KEYS.run()} "]
 
 
 def test_index_of_runs_outlives_each_mark_and_ends_with_the_last_success(
     store: RedisStore, client: redis.Redis
 ) -> None:
     begin(store, "a", run_mark_ms=WINDOW)
-    assert WINDOW < client.pttl(KEYS.unsettled()) <= 2 * WINDOW
+    assert WINDOW < client.pttl(KEYS.named("unsettled")) <= 2 * WINDOW
     succeed(store, "a", "1")
-    assert not client.exists(KEYS.unsettled())
+    assert not client.exists(KEYS.named("unsettled"))
 
 
 def test_each_tick_has_a_mark_of_its_own(store: RedisStore) -> None:
@@ -275,16 +275,20 @@ class TestLostReplies:
         yield far
         far.close()
 
-    @pytest.mark.parametrize("script", [FORGET_RUN, RESOLVE_RUN], ids=["forget", "resolve"])
+    @pytest.mark.parametrize("script", [SCRIPTS["forget_run"], SCRIPTS["resolve_run"]], ids=["forget", "resolve"])
     def test_caller_that_resolves_a_name_gets_a_confirmation(
         self, far: RedisStore, store: RedisStore, proxy: Proxy, script: Script
     ) -> None:
         begin(store, "a")
         die(store, "a")
         cut_reply(proxy, script)
-        done = far.forget_run(NAME) if script is FORGET_RUN else far.resolve_run(NAME, sent=True, window_ms=WINDOW)
+        done = (
+            far.forget_run(NAME)
+            if script is SCRIPTS["forget_run"]
+            else far.resolve_run(NAME, sent=True, window_ms=WINDOW)
+        )
         assert done
-        assert state(store) == (None if script is FORGET_RUN else ("used", "a"))
+        assert state(store) == (None if script is SCRIPTS["forget_run"] else ("used", "a"))
 
     @pytest.mark.invariant("no-unknown-outcome-without-a-body")
     @pytest.mark.core
@@ -295,7 +299,7 @@ class TestLostReplies:
         party.context.rollback = ReleaseRequest(
             identity=Identity("a").digest, outcome_unknown=True, once=True, window_ms=WINDOW
         )
-        cut_reply(proxy, ACQUIRE)
+        cut_reply(proxy, SCRIPTS["acquire"])
         request = AcquireRequest(
             Requester.of("app.post", "a", "node1", 77), Identity("a"), once=True, hold_if_unknown=True
         )
@@ -310,7 +314,7 @@ class TestLostReplies:
         far = store_at(proxy.url(), timeout=2)
         fail(far, "warm")
         begin(store, "a")
-        cut_reply(proxy, RELEASE)
+        cut_reply(proxy, SCRIPTS["release"])
         fail(far, "a")
         far.close()
         assert state(store) is None

@@ -11,7 +11,7 @@ from celery_dlock.keys.key_spec import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, Identity, Renewal
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.redis.scripts import ACQUIRE, INSPECT, RELEASE, RENEW
+from celery_dlock.store.redis.scripts import SCRIPTS
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import NAME, TTL, commands_seen, ending_of, keys_of, load_scripts, request_of, take
 from tests.support.polling import eventually
@@ -91,7 +91,13 @@ def test_every_script_runs_on_a_cluster_node(own_server: Callable[..., Any]) -> 
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("verb", "script"), [("acquire", ACQUIRE), ("renew", RENEW), ("release", RELEASE), ("inspect", INSPECT)]
+    ("verb", "script"),
+    [
+        ("acquire", SCRIPTS["acquire"]),
+        ("renew", SCRIPTS["renew"]),
+        ("release", SCRIPTS["release"]),
+        ("inspect", SCRIPTS["inspect"]),
+    ],
 )
 def test_each_verb_is_one_command(store: RedisStore, client: redis.Redis, verb: str, script: Any) -> None:
     verbs: dict[str, Callable[[], object]] = {

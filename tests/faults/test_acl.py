@@ -15,9 +15,8 @@ from celery_dlock.keys.key_spec import LockName
 from celery_dlock.locking.waiting import POLL
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Identity, Parked, QueueRequest, Renewal, Requester
-from celery_dlock.store.redis import scripts
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.redis.scripts import Script
+from celery_dlock.store.redis.scripts import SCRIPTS
 from celery_dlock.store.redis.store import RedisStore
 from tests.support.processes import HOST, ROOT
 from tests.support.servers import (
@@ -164,8 +163,7 @@ def test_the_documented_rights_of_an_operator_are_those_of_the_tests() -> None:
 
 
 def test_documented_commands_are_those_that_scripts_call_or_clients_send() -> None:
-    known = [script for script in vars(scripts).values() if isinstance(script, Script)]
-    sources = b"".join(variant.source for script in known for variant in script.all_variants())
+    sources = b"".join(variant.source for script in SCRIPTS.values() for variant in script.all_variants())
     called = {name.decode().lower() for name in re.findall(rb"redis\.p?call\('(\w+)'", sources)}
     assert set(LOCK_COMMANDS) == (called | BARE) - set(CLUSTER_COMMANDS)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.store.redis.scripts import RELEASE
+from celery_dlock.store.redis.scripts import SCRIPTS
 from tests.conftest import WORKERS
 from tests.support.environ import environment_variables
 from tests.support.environments.network import APP, BEHIND, BESIDE, COMEBACK, TTL, Notes
@@ -114,7 +114,11 @@ def story(made: Environment, tmp_path_factory: pytest.TempPathFactory) -> Story:
         with made.client.monitor() as monitor:  # type: ignore[no-untyped-call]
             made.far.mend()
             said = (line["command"] for line in monitor.listen())
-            next(command for command in said if any(sha in command for sha in RELEASE.shas) and start["acq"] in command)
+            next(
+                command
+                for command in said
+                if any(sha in command for sha in SCRIPTS["release"].shas) and start["acq"] in command
+            )
     finally:
         made.far.mend()
     owner = made.client.hget(start["key"], "acq")

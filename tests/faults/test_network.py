@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_dlock.store.redis.scripts import RELEASE
+from celery_dlock.store.redis.scripts import SCRIPTS
 from tests.conftest import WORKERS
 from tests.support.environments.network import (
     BESIDE,
@@ -162,7 +162,7 @@ def partition(made: NetworkEnvironment, tmp_path_factory: pytest.TempPathFactory
         next(
             line
             for line in monitor.listen()
-            if any(sha in line["command"] for sha in RELEASE.shas) and start["acq"] in line["command"]
+            if any(sha in line["command"] for sha in SCRIPTS["release"].shas) and start["acq"] in line["command"]
         )
     owner = made.locks.hget(start["key"], "acq")
     gate.touch()

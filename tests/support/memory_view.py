@@ -92,13 +92,13 @@ def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
         yield f"{keys.lock}:{seat}" if seat else keys.lock, (lock_fields(lock.record), lock.until)
     if head.seats is not None:
         record = head.seats.record
-        yield keys.seats_record(), (f"{record.limit} {record.seen_s} {record.places}", head.seats.until)
+        yield keys.named("seats"), (f"{record.limit} {record.seen_s} {record.places}", head.seats.until)
     if head.claim is not None:
-        yield keys.claim(), (claim_fields(head.claim.record), head.claim.until)
+        yield keys.named("claim"), (claim_fields(head.claim.record), head.claim.until)
     if head.newest_call is not None:
-        yield keys.debounced(), (newest_fields(head.newest_call.record), head.newest_call.until)
+        yield keys.named("debounced"), (newest_fields(head.newest_call.record), head.newest_call.until)
     if head.replaced is not None:
-        yield keys.replaced(), (replaced_fields(head.replaced.record), head.replaced.until)
+        yield keys.named("replaced"), (replaced_fields(head.replaced.record), head.replaced.until)
     waiters = data.waiters.items()
     yield waiting, ({one: waiter.waiting for one, waiter in waiters if waiter.waiting is not None}, None)
     yield delayed, ({one: waiter.delayed for one, waiter in waiters if waiter.delayed is not None}, None)
@@ -106,7 +106,7 @@ def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
     for identity, waiter in waiters:
         parked |= waiter_fields(identity, waiter)
     yield messages, (parked, None)
-    yield keys.dead(), ({one: waiter.dead for one, waiter in waiters if waiter.dead is not None}, None)
+    yield keys.named("dead"), ({one: waiter.dead for one, waiter in waiters if waiter.dead is not None}, None)
     for (kind, text), mark in data.marks.items():
         made = {"done": keys.done, "tombstone": keys.tombstone, "run": keys.run}[kind]
         yield made(text), (mark.text, mark.until)
@@ -123,7 +123,7 @@ def all_values(memory: MemoryBackend, prefix: str) -> dict[str, Value]:
         found |= name_values(keys, data)
         letters = ((one, seats, since) for one, waiter in data.waiters.items() for seats, since in waiter.shown)
         for identity, seats, since in letters:
-            shown.setdefault(keys.dead_letters(), {})[f"{identity} {index_member(name, seats)}"] = since
+            shown.setdefault(keys.named("dead_letters"), {})[f"{identity} {index_member(name, seats)}"] = since
         for seats, when in data.head.sweeps.items():
             sweeps.setdefault(keys.queue()[3], {})[index_member(name, seats)] = when
     found |= {key: (value, None) for key, value in (shown | sweeps).items()}

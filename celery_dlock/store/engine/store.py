@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ from ...errors import ReplyLost, ReplyTimeout, StoreBusy, StoreUnavailable
 from ...keys.lock_name import ONE_LOCK, ONE_SEAT, LockName, one_seat
 from ...utils.rng import rng
 from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest, call_again_if_reply_lost
-from ..claim_model import ClaimRequest, ExistingCall
+from ..claim_model import ClaimExtension, ClaimRequest, ExistingCall
 from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator import Place
@@ -199,9 +200,10 @@ class EngineStore:
     def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
         return self.run(name, lambda records: claims.release_claim(records, task_id, generation, attempt))
 
-    def extend_claims(self, extended: Sequence[tuple[LockName, str, int]]) -> None:
-        for name, task_id, life_ms in extended:
-            self.run(name, lambda records, of=(task_id, life_ms): claims.extend_claim(records, *of))  # type: ignore[misc]
+    def extend_claims(self, extended: Sequence[ClaimExtension]) -> None:
+        for one in extended:
+            extend = functools.partial(claims.extend_claim, task_id=one.task_id, life_ms=one.life_ms)
+            self.run(one.name, extend)
 
     # -- queues
 

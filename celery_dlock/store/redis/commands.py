@@ -1,49 +1,23 @@
 """Commands of the Redis store. Each is a script variant, with keys and arguments in the order of its header.
 
-Each builder has the name of its script. The first key determines the server that runs the command.
+:func:`command` takes their values by the names in the header. The commands that every run of a task sends are built by
+:func:`acquire`, :func:`renew` and :func:`release`, which know the order, because that is faster.
+The first key determines the server that runs the command.
 """
-# ruff: noqa: D103 - the header of its script describes what a command does
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
+from ...keys.lock_name import ONE_LOCK, ONE_SEAT
 from ..base import ReleaseRequest
-from ..claim_model import ClaimRequest
-from ..model import AcquireRequest, Grant, QueueRequest, Renewal
-from . import scripts
+from ..model import AcquireRequest, QueueRequest, Renewal
 from .keys import LockKeys
-from .scripts import ScriptVariant
+from .scripts import SCRIPTS, ScriptVariant
+from .scripts.seated import SEAT_SCRIPTS
 
-__all__ = [
-    "DONE_MS",
-    "TOMBSTONE_MS",
-    "Command",
-    "acquire",
-    "adopt_token",
-    "claim",
-    "confirm_publish",
-    "decline_grant",
-    "extend_claim",
-    "forget_run",
-    "inspect",
-    "last_run",
-    "list_due_queues",
-    "list_waiters",
-    "mark_done",
-    "pass_on_wake",
-    "release",
-    "release_claim",
-    "remove_waiter",
-    "renew",
-    "resolve_run",
-    "save_worker_record",
-    "start_quarantine",
-    "sweep",
-    "sweep_lease",
-]
+__all__ = ["DONE_MS", "TOMBSTONE_MS", "Command", "acquire", "command", "release", "renew"]
 
 #: A script variant, and the texts to send: keys, then arguments.
 Command: TypeAlias = tuple[ScriptVariant, tuple[str, ...]]
@@ -56,37 +30,45 @@ TOMBSTONE_MS: Final = 10 * 60 * 1000
 
 _DONE, _TOMBSTONE = str(DONE_MS), str(TOMBSTONE_MS)
 # The variants of a script, indexed by the presence of each group, in the order of the header.
-_ACQUIRE: Final = scripts.ACQUIRE.variants
+_ACQUIRE: Final = SCRIPTS["acquire"].variants
 #: The variants of most calls: for a message, and for a ``Lock`` outside of any message.
-_ACQUIRE_FOR_MESSAGE, _ACQUIRE_FOR_LOCK = scripts.ACQUIRE.variant("message"), scripts.ACQUIRE.variant()
-_ACQUIRE_QUEUED: Final = scripts.ACQUIRE_QUEUED.variants
-_ADOPT_TOKEN: Final = scripts.ADOPT_TOKEN.variants
-_RELEASE: Final = scripts.RELEASE.variants
-_RELEASE_FOR_MESSAGE, _RELEASE_FOR_LOCK = scripts.RELEASE.variant("message"), scripts.RELEASE.variant()
-_RELEASE_CLAIM: Final = scripts.RELEASE_CLAIM.variants
-_RELEASE_QUEUED: Final = scripts.RELEASE_QUEUED.variants
-_CLAIM: Final = scripts.CLAIM.variant()
-_CONFIRM_PUBLISH: Final = scripts.CONFIRM_PUBLISH.variant()
-_EXTEND_CLAIM: Final = scripts.EXTEND_CLAIM.variant()
-_FORGET_RUN: Final = scripts.FORGET_RUN.variant()
-_INSPECT: Final = scripts.INSPECT.variant()
-_LAST_RUN: Final = scripts.LAST_RUN.variant()
-_LIST_DUE_QUEUES: Final = scripts.LIST_DUE_QUEUES.variant()
-_LIST_WAITERS: Final = scripts.LIST_WAITERS.variant()
-_MARK_DONE: Final = scripts.MARK_DONE.variant()
-_DECLINE_GRANT: Final = scripts.DECLINE_GRANT.variant()
-_PASS_ON_WAKE: Final = scripts.PASS_ON_WAKE.variant()
-_REMOVE_WAITER: Final = scripts.REMOVE_WAITER.variant()
-_RENEW: Final = scripts.RENEW.variant()
-_RENEW_STOPPABLE: Final = scripts.RENEW.variant("stoppable")
-_RESOLVE_RUN: Final = scripts.RESOLVE_RUN.variant()
-_SAVE_WORKER_RECORD: Final = scripts.SAVE_WORKER_RECORD.variant()
-_START_QUARANTINE: Final = scripts.START_QUARANTINE.variant()
-_SWEEP: Final = scripts.SWEEP.variant()
-_SWEEP_LEASE: Final = scripts.SWEEP_LEASE.variant()
+_ACQUIRE_FOR_MESSAGE, _ACQUIRE_FOR_LOCK = SCRIPTS["acquire"].variant("message"), SCRIPTS["acquire"].variant()
+_ACQUIRE_QUEUED: Final = SCRIPTS["acquire_queued"].variants
+_RELEASE: Final = SCRIPTS["release"].variants
+_RELEASE_FOR_MESSAGE, _RELEASE_FOR_LOCK = SCRIPTS["release"].variant("message"), SCRIPTS["release"].variant()
+_RELEASE_QUEUED: Final = SCRIPTS["release_queued"].variants
+_RENEW: Final = SCRIPTS["renew"].variant()
+_RENEW_STOPPABLE: Final = SCRIPTS["renew"].variant("stoppable")
 
 
-# -- locks
+def command(
+    script: str, keys: LockKeys | None, *groups: str, seats: int = ONE_LOCK, **given: str | int | Iterable[str]
+) -> Command:
+    """Return the command of a script.
+
+    Args:
+        script: The name of the script.
+        keys: The keys of the lock name; None if the script has only keys that ``given`` has.
+        groups: The groups of the header that the command has.
+        seats: ``LockName.seats``. If the name has seats, the command is for the seat that it concerns.
+        given: Arguments, and keys that need more than the lock name, by their names in the header.
+    """
+    scripts = SCRIPTS if seats in (ONE_LOCK, ONE_SEAT) or script not in SEAT_SCRIPTS else SEAT_SCRIPTS
+    variant = scripts[script].variant(*groups)
+    known = dict(given)
+    if keys is not None:
+        known |= {"lock": keys.lock, "last_token": keys.last, "lock_name": keys.name, "seat_limit": seats}
+    if unknown := given.keys() - {*variant.keys, *variant.args}:
+        raise TypeError(f"{script}.lua has no key or argument of the name {', '.join(sorted(unknown))}")
+    values = [known[name] if keys is None or name in known else keys.named(name) for name in variant.keys]
+    values += [known[name] for name in variant.args]
+    return variant, tuple(text for value in values for text in _texts(value))
+
+
+def _texts(value: str | int | Iterable[str]) -> Iterable[str]:
+    if isinstance(value, str):
+        return (value,)
+    return (f"{value:d}",) if isinstance(value, int) else value
 
 
 def acquire(
@@ -105,8 +87,6 @@ def acquire(
         request: The caller, its message, and the task's options.
         quarantine: Milliseconds of a quarantine, and failover epoch; empty if the store has no quarantine.
     """
-    if request.queue is not None:
-        return _acquire_queued(keys, acquisition, ttl_ms, request, request.queue, quarantine)
     names: tuple[str, ...]
     if request.identity is None:
         variant, identity = _ACQUIRE_FOR_LOCK, ""
@@ -125,6 +105,8 @@ def acquire(
         task_id,
         f"{node} {pid}",
     )
+    if request.queue is not None:
+        return _acquire_queued(keys, request, request.queue, quarantine, names, args)
     again = request.redelivered or request.republished or request.rank_us is not None
     if not (again or request.min_hold_ms or request.once or quarantine):  # most calls
         return variant, names + args
@@ -134,46 +116,33 @@ def acquire(
         args += (str(request.min_hold_ms),)
     once = request.once and identity != ""
     if once:
-        names += (keys.run(request.tick), keys.unsettled())
+        names += (keys.run(request.tick), keys.named("unsettled"))
         args += _of_run(request)
     if quarantine:
-        names += (keys.quarantine(),)
+        names += (keys.named("quarantine"),)
         args += quarantine
     return _ACQUIRE[identity != "", once, again, request.min_hold_ms > 0, quarantine != ()], names + args
 
 
 def _acquire_queued(
     keys: LockKeys,
-    acquisition: str,
-    ttl_ms: int,
     request: AcquireRequest,
     place: QueueRequest,
     quarantine: tuple[str, ...],
+    names: tuple[str, ...],
+    args: tuple[str, ...],
 ) -> Command:
     """Return the command that takes a lock, or parks the message that has to wait.
 
     Args:
         keys: Keys of the lock.
-        acquisition: Owner and number.
-        ttl_ms: Milliseconds that the lock is held without a renewal.
         request: The caller, its message, and the task's options. It has an identity.
         place: The message to park, and its place in the queue.
-        quarantine: Length of a quarantine and failover epoch, if the store has a quarantine.
+        quarantine: As for :func:`acquire`.
+        names: First keys, as for :func:`acquire`.
+        args: First arguments, as for :func:`acquire`.
     """
-    identity = request.identity.digest if request.identity else ""
-    names: tuple[str, ...] = (keys.lock, keys.last, keys.tombstone(acquisition))
-    if identity:
-        names += (keys.done(identity),)
-    task, task_id, node, pid = request.requester
-    args: tuple[str, ...] = (
-        acquisition,
-        f"{ttl_ms}",
-        identity,
-        str(request.age_us),
-        ("2" if request.waited else "1") if request.notify else "0",
-        task,
-        task_id,
-        f"{node} {pid}",
+    args += (
         *_of_copy(request),
         keys.name,
         place.entry,
@@ -187,19 +156,20 @@ def _acquire_queued(
     if request.min_hold_ms:
         args += (str(request.min_hold_ms),)
     if request.once:
-        names += (keys.run(request.tick), keys.unsettled())
+        names += (keys.run(request.tick), keys.named("unsettled"))
         args += _of_run(request)
-    names += (*keys.queue(), keys.dead(), keys.wake)
+    names += (*keys.queue(), keys.named("dead"), keys.wake)
     if place.debounce:
-        names += (keys.debounced(),)
+        names += (keys.named("debounced"),)
         args += tuple(map(str, place.debounce))
     if place.replace:
-        names += (keys.replaced(),)
+        names += (keys.named("replaced"),)
         args += tuple(map(str, place.replace))
     if quarantine:
-        names += (keys.quarantine(),)
+        names += (keys.named("quarantine"),)
         args += quarantine
-    groups = request.once, request.min_hold_ms > 0, place.debounce != (), place.replace != (), quarantine != ()
+    once, hold, quarantined = request.once, request.min_hold_ms > 0, quarantine != ()
+    groups = once, hold, place.debounce is not None, place.replace is not None, quarantined
     return _ACQUIRE_QUEUED[groups], names + args
 
 
@@ -214,10 +184,10 @@ def _of_run(request: AcquireRequest) -> tuple[str, ...]:
 
 
 def renew(lock: str, renewal: Renewal) -> Command:
-    _, acquisition, ttl_ms, fields, stoppable = renewal
-    texts = lock, acquisition, str(ttl_ms)
-    variant = _RENEW_STOPPABLE if stoppable else _RENEW
-    return variant, (*texts, *(text for fact in fields for text in fact)) if fields else texts
+    """Return the command that renews a lease."""
+    texts = lock, renewal.acquisition, str(renewal.ttl_ms)
+    variant = _RENEW_STOPPABLE if renewal.stoppable else _RENEW
+    return variant, (*texts, *(text for field in renewal.fields for text in field)) if renewal.fields else texts
 
 
 def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Command:
@@ -237,7 +207,7 @@ def release(keys: LockKeys, acquisition: str, request: ReleaseRequest) -> Comman
         return _RELEASE_FOR_MESSAGE if identity else _RELEASE_FOR_LOCK, names + args
     once = identity != "" and (request.once or request.used_ms > 0)
     if once:
-        names += (keys.run(request.tick), keys.unsettled())
+        names += (keys.run(request.tick), keys.named("unsettled"))
         args += (identity, *_end_of_run(request))
     if reserved_for:
         args += (reserved_for, str(request.reserved_ms))
@@ -257,124 +227,17 @@ def _release_queued(keys: LockKeys, request: ReleaseRequest, names: tuple[str, .
     args += (identity, keys.name)
     once = identity != "" and (request.once or request.used_ms > 0)
     if once:
-        names += (keys.run(request.tick), keys.unsettled())
+        names += (keys.run(request.tick), keys.named("unsettled"))
         args += _end_of_run(request)
     if reserved_for:
         args += (reserved_for, str(request.reserved_ms))
     names += keys.queue()
     replaces = identity != "" and request.replace != ""
     if replaces:
-        names += (keys.replaced(),)
+        names += (keys.named("replaced"),)
         args += ("1" if request.replace == "ended" else "0",)
     return _RELEASE_QUEUED[identity != "", once, request.outcome_unknown, reserved_for != "", replaces], names + args
 
 
 def _end_of_run(request: ReleaseRequest) -> tuple[str, ...]:
     return str(request.used_ms), request.requester, request.seed, str(request.window_ms if request.once else 0)
-
-
-def inspect(keys: LockKeys) -> Command:
-    return _INSPECT, (keys.lock,)
-
-
-def pass_on_wake(keys: LockKeys) -> Command:
-    return _PASS_ON_WAKE, (keys.wake,)
-
-
-def adopt_token(keys: LockKeys, acquisition: str, token: int, seed: str, tick: str, *, waited: bool) -> Command:
-    if not seed:
-        return _ADOPT_TOKEN[False, waited], (keys.lock, keys.last, acquisition, str(token))
-    return _ADOPT_TOKEN[True, waited], (keys.lock, keys.last, keys.run(tick), acquisition, str(token), seed)
-
-
-def start_quarantine(quarantine_record: str, quarantine_ms: str, failover_epoch: str) -> Command:
-    return _START_QUARANTINE, (quarantine_record, quarantine_ms, failover_epoch)
-
-
-# -- runs
-
-
-def last_run(keys: LockKeys, tick: str) -> Command:
-    return _LAST_RUN, (keys.lock, keys.run(tick))
-
-
-def forget_run(keys: LockKeys, tick: str, shown_mark: str) -> Command:
-    # By the id, the script recognises a second copy of this command.
-    return _FORGET_RUN, (keys.lock, keys.run(tick), keys.unsettled(), uuid.uuid4().hex, shown_mark, _TOMBSTONE)
-
-
-def resolve_run(keys: LockKeys, *, sent: bool, window_ms: int, tick: str, shown_mark: str) -> Command:
-    state = "used" if sent else "cleared"
-    names = (keys.lock, keys.run(tick), keys.unsettled())
-    return _RESOLVE_RUN, (*names, uuid.uuid4().hex, shown_mark, state, str(window_ms))
-
-
-def mark_done(keys: LockKeys, identity: str, owner: str, age_us: int) -> Command:
-    return _MARK_DONE, (keys.lock, keys.done(identity), identity, _DONE, str(age_us), owner)
-
-
-# -- claims of published messages
-
-
-def claim(keys: LockKeys, request: ClaimRequest) -> Command:
-    task_id, generation, life_ms, running, by, attempt = request
-    waiting, messages, delayed, _ = keys.queue()
-    names = (keys.claim(), keys.lock, waiting, messages, delayed, keys.tombstone(attempt))
-    args = (task_id, str(life_ms), "1" if running else "0", str(generation), by.task, by.node, by.task_id, attempt)
-    return _CLAIM, names + args
-
-
-def release_claim(keys: LockKeys, task_id: str, generation: int, attempt: str) -> Command:
-    if not attempt:
-        return _RELEASE_CLAIM[(False,)], (keys.claim(), task_id, str(generation))
-    names = (keys.claim(), keys.tombstone(attempt))
-    return _RELEASE_CLAIM[(True,)], (*names, task_id, str(generation), attempt, _TOMBSTONE)
-
-
-def extend_claim(keys: LockKeys, task_id: str, life_ms: int) -> Command:
-    return _EXTEND_CLAIM, (keys.claim(), task_id, str(life_ms))
-
-
-# -- queues
-
-
-def sweep(
-    keys: LockKeys, granter: str, grant_timeout_ms: int, max_tries: int, foreign_ms: int, pause_ms: int
-) -> Command:
-    names = (keys.lock, keys.wake, *keys.queue(), keys.dead(), keys.dead_letters(), keys.seats_record(), keys.absent())
-    times = str(grant_timeout_ms), str(max_tries), str(foreign_ms), str(pause_ms)
-    return _SWEEP, (*names, keys.name, granter, *times)
-
-
-def confirm_publish(keys: LockKeys, identity: str, grant_timeout_ms: int) -> Command:
-    _, messages, _, queues = keys.queue()
-    return _CONFIRM_PUBLISH, (keys.lock, messages, queues, identity, keys.name, str(grant_timeout_ms))
-
-
-def decline_grant(keys: LockKeys, grant: Grant, *, foreign: bool, present: bool) -> Command:
-    origin = ("2" if present else "1") if foreign else "0"
-    return _DECLINE_GRANT, (keys.lock, keys.queue()[3], grant.identity, grant.grant_id, keys.name, origin)
-
-
-def remove_waiter(keys: LockKeys, identity: str, granter: str, *, dead_letter: bool, ended: bool) -> Command:
-    names = (keys.lock, keys.wake, *keys.queue(), keys.dead(), keys.dead_letters(), keys.done(identity), keys.absent())
-    return _REMOVE_WAITER, (*names, keys.name, identity, "0" if dead_letter else _DONE, granter, "1" if ended else "0")
-
-
-def list_waiters(keys: LockKeys, limit: int) -> Command:
-    return _LIST_WAITERS, (keys.lock, *keys.queue()[:3], keys.debounced(), str(limit))
-
-
-def list_due_queues(indexes: Sequence[str], limit: int, within_us: int) -> Command:
-    return _LIST_DUE_QUEUES, (*indexes, str(limit), str(within_us))
-
-
-# -- workers
-
-
-def sweep_lease(sweeper: str, worker: str, life_ms: int) -> Command:
-    return _SWEEP_LEASE, (sweeper, worker, str(life_ms))
-
-
-def save_worker_record(worker: str, process: str, record: str, life_ms: int) -> Command:
-    return _SAVE_WORKER_RECORD, (worker, process, record, str(life_ms))

@@ -15,7 +15,7 @@ from redis.retry import Retry
 from ...errors import StoreNotReady
 from .server_errors import error_from_reply
 
-__all__ = ["CheckedEndpoint", "Endpoint", "ServerEndpoint"]
+__all__ = ["Endpoint", "ServerEndpoint", "ask"]
 
 #: The kernel probes a connection after 30 s of silence, and ends it after three unanswered probes.
 _KEEPALIVE = {
@@ -115,45 +115,19 @@ class ServerEndpoint:
         """Do nothing: the address is fixed."""
 
 
-class CheckedEndpoint:
-    """An endpoint that can ask the server behind a new connection for its identity.
+def ask(connection: Connection, *command: str) -> bytes:
+    """Return the reply of the server behind a new connection, or an empty one if the command is not permitted.
 
-    Addresses are reused, and a name may lead to another server later. A subclass extends :meth:`check`.
+    For :meth:`Endpoint.check`: addresses are reused, and a name may lead to another server later.
 
-    Args:
-        endpoint: Makes the connections.
+    Raises:
+        StoreNotReady: The server can answer when its script or its loading has ended.
     """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-
-    def address(self) -> object:
-        return self._endpoint.address()
-
-    def failover_epoch(self) -> int:
-        return self._endpoint.failover_epoch()
-
-    def invalidate(self) -> None:
-        self._endpoint.invalidate()
-
-    def connection(self, seconds: float) -> Connection:
-        return self._endpoint.connection(seconds)
-
-    def check(self, connection: Connection) -> None:
-        self._endpoint.check(connection)
-
-    @staticmethod
-    def ask(connection: Connection, *command: str) -> bytes:
-        """Return the server's reply, or an empty one if the permission for the command is missing.
-
-        Raises:
-            StoreNotReady: The server can answer when its script or its loading has ended.
-        """
-        connection.send_command(*command)
-        try:
-            reply: Any = connection.read_response()
-        except ResponseError as error:
-            if isinstance(later := error_from_reply(str(error)), StoreNotReady):
-                raise later from error
-            return b""
-        return reply.encode() if isinstance(reply, str) else bytes(reply)
+    connection.send_command(*command)
+    try:
+        reply: Any = connection.read_response()
+    except ResponseError as error:
+        if isinstance(later := error_from_reply(str(error)), StoreNotReady):
+            raise later from error
+        return b""
+    return reply.encode() if isinstance(reply, str) else bytes(reply)

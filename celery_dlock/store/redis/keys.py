@@ -8,7 +8,16 @@ from typing import Final, NamedTuple
 from ...keys.canonical import text_form
 from ...keys.lock_name import BUCKETS, ONE_LOCK, LockName, escape, index_member, name_builder, split_seat
 
-__all__ = ["LockKeys", "audit_key", "node_key", "presence_key", "queue_indexes", "sweeper_key"]
+__all__ = ["LockKeys", "audit_key", "bucket_keys", "node_key", "presence_key", "sweeper_key"]
+
+
+#: Kinds of keys of one lock name. The headers of the scripts call a key by its kind, and say what it holds.
+_OF_NAME: Final = frozenset((
+    "claim", "dead", "debounced", "delayed", "messages", "replaced", "seats", "waiting", "wake",
+))  # fmt: skip
+#: Kinds of keys that all lock names of a bucket share. ``absent`` never exists. With it, a Cluster runs a script only
+#: where no key of its slot is migrating. Otherwise the script would stop half done at the first missing key.
+_OF_BUCKET: Final = frozenset(("absent", "dead_letters", "quarantine", "queues", "unsettled"))
 
 
 class LockKeys(NamedTuple):
@@ -49,10 +58,6 @@ class LockKeys(NamedTuple):
         """Return the key of the run mark (``once_per``), or of the mark of one tick if ``tick`` is given."""
         return f"{self.root}run:{self._text}:{tick}" if tick else f"{self.root}run:{self._text}"
 
-    def claim(self) -> str:
-        """Return the key of the claim of a published message (``unique="queued"``)."""
-        return f"{self.root}claim:{self._text}"
-
     def tombstone(self, acquisition: str) -> str:
         """Return the key of the tombstone: the owner abandoned this acquisition without knowing the reply."""
         return f"{self.root}tombstone:{acquisition}"
@@ -67,51 +72,18 @@ class LockKeys(NamedTuple):
         """Text of the lock name, as the indexes of the bucket have it."""
         return self._text
 
-    def seats_record(self) -> str:
-        """Return the key of the record of a name's seats (``limit``)."""
-        return f"{self.root}seats:{self._text}"
+    def named(self, kind: str) -> str:
+        """Return the key of a kind that needs nothing but the lock name."""
+        if kind in _OF_BUCKET:
+            return f"{self.root}{kind}"
+        if kind in _OF_NAME:
+            return f"{self.root}{kind}:{self._text}"
+        raise KeyError(kind)
 
     def queue(self) -> tuple[str, str, str, str]:
         """Return the keys of the queue: waiters by rank, messages, delayed waiters, the bucket's index of queues."""
         root, name = self.root, self._text
         return f"{root}waiting:{name}", f"{root}messages:{name}", f"{root}delayed:{name}", f"{root}queues"
-
-    def absent(self) -> str:
-        """Return a key that never exists.
-
-        With it, a Cluster runs a script only where no key of its slot is migrating. Otherwise the script would stop
-        half done at the first missing key.
-        """
-        return f"{self.root}absent"
-
-    def quarantine(self) -> str:
-        """Return the key of the bucket's quarantine record (``dlock_quarantine``)."""
-        return f"{self.root}quarantine"
-
-    def quarantines(self) -> list[str]:
-        """Return the keys of the quarantine records of all buckets."""
-        prefix = self.root.partition("{")[0]
-        return [f"{prefix}{{{bucket:03x}}}:quarantine" for bucket in range(BUCKETS)]
-
-    def dead(self) -> str:
-        """Return the key of the dead letters: parked messages that no worker took or could read."""
-        return f"{self.root}dead:{self._text}"
-
-    def debounced(self) -> str:
-        """Return the key of what the store keeps about the newest call of the name (``debounce``)."""
-        return f"{self.root}debounced:{self._text}"
-
-    def replaced(self) -> str:
-        """Return the key of what the store keeps about the calls of the name (``on_conflict="replace"``)."""
-        return f"{self.root}replaced:{self.name}"
-
-    def dead_letters(self) -> str:
-        """Return the key of the bucket's index of dead letters."""
-        return f"{self.root}dead_letters"
-
-    def unsettled(self) -> str:
-        """Return the key of the bucket's index of runs whose success is not recorded (``once_per``)."""
-        return f"{self.root}unsettled"
 
 
 class SeatKeys(LockKeys):
@@ -153,6 +125,6 @@ def audit_key(prefix: str) -> str:
 
 
 @functools.lru_cache(maxsize=8)  # called twice a second, with the prefix of the app
-def queue_indexes(prefix: str) -> tuple[str, ...]:
-    """Return the key of each bucket's index of queues."""
-    return tuple(LockKeys.of(prefix, LockName("", bucket)).queue()[3] for bucket in range(BUCKETS))
+def bucket_keys(prefix: str, kind: str) -> tuple[str, ...]:
+    """Return the keys of a kind of all buckets."""
+    return tuple(LockKeys.of(prefix, LockName("", bucket)).named(kind) for bucket in range(BUCKETS))

@@ -15,12 +15,11 @@ from ..acquisition import shown_acquisition
 from ..model import Grant
 from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State
-from . import operator_commands as commands
-from . import operator_replies as replies
+from . import replies
+from .commands import Command, command
 from .connection import ErrorReply, RespConnection
 from .execution import ScriptPipeline
-from .keys import LockKeys, audit_key
-from .replies import grant, pairs
+from .keys import audit_key, bucket_keys
 from .server_errors import error_from_reply
 from .store import RedisStore
 
@@ -124,7 +123,7 @@ class RedisOperatorStore(RedisStore):
                     yield view
 
     def _views(self, found: Sequence[_Found]) -> list[LockView | None]:
-        calls = [commands.describe(self._keys(one.name), one.tick) for one in found]
+        calls = [self._description(one.name, one.tick) for one in found]
         views: list[LockView | None] = []
         for one, reply in zip(found, self._each_safe(ScriptPipeline(), calls), strict=True):
             if isinstance(reply, StoreUnavailable):
@@ -146,32 +145,36 @@ class RedisOperatorStore(RedisStore):
         return _Found(kind, LockName(text, bucket, ONE_SEAT if name[3] else ONE_LOCK), "") if name else None
 
     def describe(self, name: LockName, tick: str = "") -> LockView:
-        return replies.lock_view(name, tick, self._run_safe(commands.describe(self._keys(name), tick)))
+        return replies.lock_view(name, tick, self._run_safe(self._description(name, tick)))
+
+    def _description(self, name: LockName, tick: str) -> Command:
+        keys = self._keys(name)
+        return command("describe", keys, run=keys.run(tick))
 
     def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
-        for batch in _batches(self._indexed(LockKeys.unsettled, _run_of, after)):
-            found = [(name, tick) for name, tick, _ in batch]
-            calls = [commands.check_run(self._keys(name), tick) for name, tick in found]
-            for (name, tick), reply in zip(found, self._run_batches(ScriptPipeline(), calls), strict=True):
+        for batch in _batches(self._indexed("unsettled", _run_of, after)):
+            found = [(name, tick, self._keys(name)) for name, tick, _ in batch]
+            calls = [command("check_run", keys, run=keys.run(tick)) for _, tick, keys in found]
+            for (name, tick, _), reply in zip(found, self._run_batches(ScriptPipeline(), calls), strict=True):
                 if reply and (run := replies.run_view(name, tick, reply)):
                     yield run
 
     def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
-        for batch in _batches(self._indexed(LockKeys.dead_letters, _letter_of, after)):
-            calls = [commands.check_dead_letter(self._keys(name), identity) for name, identity, _ in batch]
+        for batch in _batches(self._indexed("dead_letters", _letter_of, after)):
+            calls = [command("check_dead_letter", self._keys(name), identity=identity) for name, identity, _ in batch]
             answers = self._run_batches(ScriptPipeline(), calls)
             for (name, identity, since), names in zip(batch, answers, strict=True):
                 if names != 0:
                     yield DeadLetter(name.text, identity, *replies.names_in(names), since / 1e6)
 
     def queues(self, after: Place | None = None) -> Iterator[LockName]:
-        for name, _, _ in self._indexed(lambda keys: keys.queue()[3], lambda member: (member, ""), after):
+        for name, _, _ in self._indexed("queues", lambda member: (member, ""), after):
             yield name
 
     def seats(self, name: LockName) -> int:
         if name.seats == ONE_SEAT:
             return 1
-        record = self._keys(name).seats_record()
+        record = self._keys(name).named("seats")
         (text,) = self._topology.call(record, _ask, "MGET", record)
         return int(text.split()[0]) if text else 1
 
@@ -183,37 +186,36 @@ class RedisOperatorStore(RedisStore):
 
     def free(self, name: LockName, acquisition: str, *, force: bool) -> tuple[str, Grant | None]:
         shown, token = shown_acquisition(acquisition)
-        result, *granted = self._run_safe(commands.free_lock(self._keys(name), shown, token, force=force))
-        return result.decode(), grant(*granted) if granted else None
+        result, *granted = self._ask("free_lock", name, acquisition=shown, token=token, force=force)
+        return result.decode(), replies.grant(*granted) if granted else None
 
     def hold(self, name: LockName, operator: str, hold_ms: int, reason: str) -> bool:
-        return bool(self._run_safe(commands.hold_lock(self._keys(name), operator, hold_ms, reason)) == b"held")
+        return bool(self._ask("hold_lock", name, operator=operator, hold_ms=hold_ms, reason=reason) == b"held")
 
     def cancel_hold(self, name: LockName, acquisition: str, hold: str) -> bool:
         _, asked = shown_acquisition(hold)
-        return bool(self._run_safe(commands.cancel_hold(self._keys(name), acquisition, asked)))
+        return bool(self._ask("cancel_hold", name, acquisition=acquisition, asked=asked))
 
     def requeue(self, name: LockName, identity: str) -> bool:
-        return bool(self._run_safe(commands.requeue(self._keys(name), identity)))
+        return bool(self._ask("requeue", name, identity=identity))
 
     def save_audit(self, at: float, record: str) -> None:
-        self._run_safe(commands.save_audit(audit_key(self._prefix), round(at * 1e6), record, AUDIT_RECORDS))
+        audit, at_us = audit_key(self._prefix), round(at * 1e6)
+        self._run_safe(command("save_audit", None, audit=audit, at_us=at_us, record=record, limit=AUDIT_RECORDS))
 
     def audit(self, limit: int) -> list[str]:
-        reply = self._run_safe(commands.list_index([audit_key(self._prefix)], -limit, -1))
-        return [member.decode("utf-8", "replace") for _, members in pairs(reply) for member in members[::2]]
+        reply = self._run_safe(command("list_index", None, indexes=[audit_key(self._prefix)], first=-limit, last=-1))
+        return [member.decode("utf-8", "replace") for _, members in replies.pairs(reply) for member in members[::2]]
 
-    def _indexed(
-        self, index: Callable[[LockKeys], str], split: Callable[[str], tuple[str, str]], after: Place | None
-    ) -> Iterator[_Member]:
+    def _indexed(self, index: str, split: Callable[[str], tuple[str, str]], after: Place | None) -> Iterator[_Member]:
         """Yield the members of an index of all buckets behind a place, in the order of :class:`Place`.
 
         Args:
-            index: Returns the key of the index of a bucket.
+            index: The kind of the index's key.
             split: Returns the lock name and the detail of a member.
             after: The place.
         """
-        indexes = [index(LockKeys.of(self._prefix, LockName("", bucket))) for bucket in range(BUCKETS)]
+        indexes = bucket_keys(self._prefix, index)
         refusals: list[ErrorReply] = []
         every = list(range(after.bucket if after else 0, BUCKETS))
         if self.clustered:
@@ -238,7 +240,11 @@ class RedisOperatorStore(RedisStore):
         """Yield the members of the indexes of these buckets: bucket, member and score."""
         first = 0
         while parts:
-            built = [commands.list_index([indexes[at] for at in part], first, first + MEMBERS - 1) for part in parts]
+            last = first + MEMBERS - 1
+            built = [
+                command("list_index", None, indexes=[indexes[at] for at in part], first=first, last=last)
+                for part in parts
+            ]
             answers = self._run_batches(ScriptPipeline(), built)
             full: list[list[int]] = []
             for part, answer in zip(parts, answers, strict=True):

@@ -1,12 +1,12 @@
-"""The scripts' replies, parsed into the records of the store contract."""
+"""The scripts' replies, parsed into the values of the store contract."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from ...errors import StoreUnavailable
-from ...keys.lock_name import LockName
+from ...keys.lock_name import ONE_SEAT, LockName
 from ..base import QueueStepResult
 from ..claim_model import ExistingCall
 from ..holder_model import Holder
@@ -24,9 +24,9 @@ from ..model import (
     Unknown,
     Used,
 )
-from ..operator_model import Waiter, WaiterState, Waiting
-from ..rules.data import LockRecord, RunMark
-from ..rules.views import holder_of, names_in, run_holder
+from ..operator_model import ClaimView, LockView, RunView, Waiter, WaiterState, Waiting
+from ..rules import views
+from ..rules.data import Claim, LockRecord, RunMark
 from .connection import ErrorReply
 from .server_errors import overwritten
 
@@ -34,12 +34,15 @@ __all__ = [
     "first",
     "grant",
     "holder",
+    "lock_view",
+    "names_in",
     "pairs",
     "refusal",
     "released",
     "removed",
     "renewed",
     "run_mark",
+    "run_view",
     "swept",
     "text",
     "unexecuted",
@@ -68,12 +71,16 @@ def holder(fields: Sequence[Any]) -> Holder:
         text(acquisition), text(identity), int(token), int(since), text(task), text(task_id), text(node), text(pid),
         count=int(count), releasing=releasing == b"1",
     )  # fmt: skip
-    return holder_of(lock, int(left_ms))
+    return views.holder_of(lock, int(left_ms))
 
 
 def text(value: bytes) -> str:
     """Return a field as text. Another program may have written it."""
     return value.decode("utf-8", "replace")
+
+
+def _texts(values: Iterable[bytes | None]) -> Iterator[str]:
+    return (text(value or b"") for value in values)
 
 
 def run_mark(reply: Sequence[Any]) -> tuple[RunMark, int, str]:
@@ -82,12 +89,12 @@ def run_mark(reply: Sequence[Any]) -> tuple[RunMark, int, str]:
 
 
 def _used(facts: Sequence[Any], identity: str) -> Used:
-    earlier = run_holder(RunMark.of(text(facts[0])))
+    earlier = views.run_holder(RunMark.of(text(facts[0])))
     return Used(earlier, earlier.identity == identity, _next_grant(facts[1:]))
 
 
 def _unknown(facts: Sequence[Any], _identity: str) -> Unknown:
-    return Unknown(run_holder(RunMark.of(text(facts[0]))), _next_grant(facts[1:]))
+    return Unknown(views.run_holder(RunMark.of(text(facts[0]))), _next_grant(facts[1:]))
 
 
 def _held(facts: Sequence[Any], identity: str) -> Held:
@@ -172,7 +179,7 @@ def first(reply: Sequence[Any]) -> ExistingCall | None:
     """Return the call that already has the name, or None if the claim succeeded."""
     if not reply:
         return None
-    state, task_id, task, node, since = (text(part or b"") for part in reply)
+    state, task_id, task, node, since = _texts(reply)
     return ExistingCall(state, task or None, task_id or None, node, int(since or 0) / 1e6)
 
 
@@ -187,7 +194,7 @@ def _waiters(name: LockName, facts: Sequence[Any]) -> Iterator[Waiter]:
         identity, rank, state, due, names = facts[start : start + 5]
         known = cast("WaiterState", text(state))
         since, until = float(rank) / 1e6, float(due) / 1e6
-        yield Waiter(name.text, text(identity), *names_in(text(names)), since, known, position, until)
+        yield Waiter(name.text, text(identity), *names_in(names), since, known, position, until)
 
 
 def pairs(reply: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
@@ -208,3 +215,57 @@ def renewed(reply: Any) -> RenewalResult:
         return None
     # If another program overwrote the key, this lease is lost. The other leases must still be renewed.
     return type(reply) is not ErrorReply and bool(reply)
+
+
+# -- replies to operators
+
+
+def lock_view(name: LockName, tick: str, reply: Sequence[Any]) -> LockView:
+    """Return the view of a lock name, or of one tick of it, from the reply of ``describe``."""
+    now, waiting, has_dead_letters, lock, run, claim = reply
+    last_run = run_view(name, tick, [run[1], run[0], lock[1] if lock else b""]) if run else None
+    holder = claimed = None
+    if tick:  # the view of one tick: the name itself has a view of its own
+        waiting = 0
+    else:
+        holder = views.holder_view(_lock(lock), int(lock[0]), int(now)) if lock else None
+        # The claim of a name with seats is that of the name.
+        claimed = _claim(name, claim) if claim and name.seats != ONE_SEAT else None
+    expires = holder is not None and holder.state != "granted"
+    shown = (lock if expires else None, run if last_run else None, claim if claimed else None)
+    endless = sum(int(fields[0]) < 0 for fields in shown if fields)
+    return views.lock_view(
+        name.text, int(now), holder, last_run, claimed, waiting,
+        has_dead_letters=bool(has_dead_letters), without_expiry=endless,
+    )  # fmt: skip
+
+
+def _lock(fields: Sequence[Any]) -> LockRecord:
+    (
+        acquisition, token, since, releasing, task, task_id, process, ttl_ms, due, operator, reason, asked,
+    ) = _texts(fields[1:])  # fmt: skip
+    node, _, pid = process.rpartition(" ")
+    return LockRecord(
+        acquisition, "", int(token), int(since), task, task_id, node, pid or "0", _number(ttl_ms),
+        releasing=releasing == "1", operator=operator or None, reason=reason, asked=_number(asked), due=_number(due),
+    )  # fmt: skip
+
+
+def _number(value: str) -> int | None:
+    return int(value) if value else None
+
+
+def _claim(name: LockName, fields: Sequence[Any]) -> ClaimView:
+    task_id, task, node, since, generation = _texts(fields[1:])
+    claim = Claim(task_id, task, node, int(generation or 0), "", int(since or 0))
+    return views.claim_view(name.text, claim, int(fields[0]))
+
+
+def run_view(name: LockName, tick: str, reply: Sequence[Any]) -> RunView | None:
+    """Return a run from a run mark, the milliseconds until it expires, and the acquisition that holds the lock."""
+    return views.run_view(name.text, tick, *run_mark(reply))
+
+
+def names_in(names: bytes) -> tuple[str, str]:
+    """Return task name and task id from the first line of a parked message; "" for a message that is unreadable."""
+    return views.names_in(text(names))

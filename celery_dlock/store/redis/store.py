@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -19,17 +20,17 @@ from ..base import (
     ReleaseRequest,
     call_again_if_reply_lost,
 )
-from ..claim_model import ClaimRequest, ExistingCall
+from ..claim_model import ClaimExtension, ClaimRequest, ExistingCall
 from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator_model import RunView, Waiting
 from ..rules.views import run_view
 from ..server_model import Quarantine, StoreInfo
 from . import commands, replies
-from .commands import Command
+from .commands import DONE_MS, TOMBSTONE_MS, Command, command
 from .connection import ErrorReply
 from .execution import ExistsPipeline, ScriptPipeline, execute, execute_confirmed, read_hash
-from .keys import LockKeys, node_key, presence_key, queue_indexes, sweeper_key
+from .keys import LockKeys, bucket_keys, node_key, presence_key, sweeper_key
 from .scripts.seated import seat_command
 from .seat_renewals import send_renewals
 from .server_errors import error_from_reply, quarantined
@@ -102,7 +103,7 @@ class RedisStore:
             return Acquired(int(token), since_us / 1e6, rank_us)
         self._checked(reply)
         if self._quarantine is not None:
-            self._raise_if_quarantined(reply, keys, quarantine_args)
+            self._raise_if_quarantined(reply, quarantine_args)
         return replies.refusal(reply, request.identity.digest if request.identity else "")
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
@@ -172,41 +173,62 @@ class RedisStore:
         return self._topology.shard(self._keys(name).lock) if self._topology.clustered else 0
 
     def inspect(self, name: LockName) -> Holder | None:
-        reply = self._run_safe(commands.inspect(self._keys(name)), name)
+        reply = self._ask("inspect", name)
         return replies.holder(reply) if reply else None
 
     def adopt_token(
         self, name: LockName, acquisition: str, token: int, seed: str = "", tick: str = "", *, waited: bool = False
     ) -> bool:
         """Adopt the token (and the seed) of a won vote. Return False if the acquisition does not hold the lock here."""
-        command = commands.adopt_token(self._keys(name), acquisition, token, seed, tick, waited=waited)
-        return bool(self._run_safe(command))
+        groups = [group for group, present in (("once", seed), ("waited", waited)) if present]
+        once = {"run": self._keys(name).run(tick), "seed": seed} if seed else {}
+        return bool(self._ask("adopt_token", name, *groups, acquisition=acquisition, token=token, **once))
 
     # -- last runs
 
     def last_run(self, name: LockName, tick: str = "") -> RunView | None:
-        reply = self._run_safe(commands.last_run(self._keys(name), tick))
+        reply = self._ask("last_run", name, run=self._keys(name).run(tick))
         return run_view(name.text, tick, *replies.run_mark(reply)) if reply else None
 
     def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
-        return bool(self._run_safe(commands.forget_run(self._keys(name), tick, mark)))
+        return self._settle("forget_run", name, tick, mark, life_ms=TOMBSTONE_MS)
 
     def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "", mark: str = "") -> bool:
-        command = commands.resolve_run(self._keys(name), sent=sent, window_ms=window_ms, tick=tick, shown_mark=mark)
-        return bool(self._run_safe(command))
+        return self._settle("resolve_run", name, tick, mark, state="used" if sent else "cleared", window_ms=window_ms)
+
+    def _settle(self, script: str, name: LockName, tick: str, mark: str, **given: str | int) -> bool:
+        run = self._keys(name).run(tick)
+        # By the id, the script recognises a second copy of this command.
+        return bool(self._ask(script, name, run=run, command_id=uuid.uuid4().hex, shown_mark=mark, **given))
 
     # -- claims of published messages
 
     def claim(self, publications: Sequence[tuple[LockName, ClaimRequest]]) -> list[ExistingCall | None]:
-        calls = [commands.claim(self._keys(name), request) for name, request in publications]
+        calls = [self._claim(*publication) for publication in publications]
         return list(map(replies.first, self._run_batches(self._claims, calls)))
 
-    def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
-        return bool(self._run_safe(commands.release_claim(self._keys(name), task_id, generation, attempt)))
+    def _claim(self, name: LockName, request: ClaimRequest) -> Command:
+        keys, by = self._keys(name), request.requester
+        return command(
+            "claim", keys, tombstone=keys.tombstone(request.attempt), task_id=request.task_id, life_ms=request.life_ms,
+            while_running=request.refuse_while_running, generation=request.generation, task=by.task, node=by.node,
+            short_id=by.task_id, attempt=request.attempt,
+        )  # fmt: skip
 
-    def extend_claims(self, claims: Sequence[tuple[LockName, str, int]]) -> None:
-        built = [commands.extend_claim(self._keys(name), task_id, life_ms) for name, task_id, life_ms in claims]
-        self._run_batches(ScriptPipeline(), built)
+    def release_claim(self, name: LockName, task_id: str, generation: int, attempt: str = "") -> bool:
+        if not attempt:
+            return bool(self._ask("release_claim", name, task_id=task_id, generation=generation))
+        reply = self._ask(
+            "release_claim", name, "unconfirmed", tombstone=self._keys(name).tombstone(attempt), task_id=task_id,
+            generation=generation, attempt=attempt, tombstone_ms=TOMBSTONE_MS,
+        )  # fmt: skip
+        return bool(reply)
+
+    def extend_claims(self, claims: Sequence[ClaimExtension]) -> None:
+        calls = [
+            command("extend_claim", self._keys(one.name), task_id=one.task_id, life_ms=one.life_ms) for one in claims
+        ]
+        self._run_batches(ScriptPipeline(), calls)
 
     # -- queues
 
@@ -219,45 +241,55 @@ class RedisStore:
         foreign_ms: int = FOREIGN_MS,
         pause_ms: int = 0,
     ) -> QueueStepResult:
-        command = commands.sweep(self._keys(name), granter, grant_timeout_ms, tries, foreign_ms, pause_ms)
-        return replies.swept(self._run_safe(command, name))
+        reply = self._ask(
+            "sweep", name, granter=granter, grant_timeout_ms=grant_timeout_ms, max_tries=tries, foreign_ms=foreign_ms,
+            pause_ms=pause_ms,
+        )  # fmt: skip
+        return replies.swept(reply)
 
     def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
-        return bool(self._run_safe(commands.confirm_publish(self._keys(name), identity, grant_timeout_ms), name))
+        return bool(self._ask("confirm_publish", name, identity=identity, grant_timeout_ms=grant_timeout_ms))
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
-        command = commands.decline_grant(self._keys(name), grant, foreign=foreign, present=present)
-        return bool(self._run_safe(command, name))
+        origin = (2 if present else 1) if foreign else 0
+        return bool(self._ask("decline_grant", name, identity=grant.identity, grant_id=grant.grant_id, foreign=origin))
 
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
-        command = commands.remove_waiter(self._keys(name), identity, granter, dead_letter=dead_letter, ended=ended)
-        return replies.removed(self._run_safe(command, name))
+        reply = self._ask(
+            "remove_waiter", name, done=self._keys(name).done(identity), identity=identity,
+            done_ms=0 if dead_letter else DONE_MS, granter=granter, ended=ended,
+        )  # fmt: skip
+        return replies.removed(reply)
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
-        self._run_safe(commands.mark_done(self._keys(name), identity, owner, age_us), name)
+        done = self._keys(name).done(identity)
+        self._ask("mark_done", name, done=done, identity=identity, life_ms=DONE_MS, age_us=age_us, owner=owner)
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
-        return replies.waiting(name, self._run_safe(commands.list_waiters(self._keys(name), most), name))
+        return replies.waiting(name, self._ask("list_waiters", name, limit=most))
 
     @property
     def clustered(self) -> bool:
         return self._topology.clustered
 
     def dead_letters_at(self, name: LockName) -> str:
-        return self._keys(name).dead()
+        return self._keys(name).named("dead")
 
     def sweep_lease(self, broker: str, duty: str, worker: str, life_ms: int) -> int:
         sweeper = sweeper_key(self._prefix, broker, duty)
-        return int(self._run_safe(commands.sweep_lease(sweeper, worker, life_ms)))
+        return int(self._run_safe(command("sweep_lease", None, sweeper=sweeper, worker=worker, life_ms=life_ms)))
 
     def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
-        indexes, within_us = queue_indexes(self._prefix), round(within * 1e6)
+        indexes, within_us = bucket_keys(self._prefix, "queues"), round(within * 1e6)
         refusals: list[ErrorReply] = []
         # One script reads all buckets. In a Cluster their slots differ, so each index that exists gets its own script.
         parts = self._existing(indexes, buckets, refusals) if self.clustered else [list(buckets)]
-        built = [commands.list_due_queues([indexes[bucket] for bucket in part], most, within_us) for part in parts]
+        built = [
+            command("list_due_queues", None, indexes=[indexes[at] for at in part], limit=most, within_us=within_us)
+            for part in parts
+        ]
         found_replies = self._collect(ScriptPipeline(), built, refusals) if built else []
         # If a server does not answer or refuses, the next round reads its buckets.
         answered = [(part, reply) for part, reply in zip(parts, found_replies, strict=True) if isinstance(reply, list)]
@@ -278,14 +310,16 @@ class RedisStore:
         return collected
 
     def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
-        self._run_safe(commands.save_worker_record(node_key(self._prefix, node), worker, text, life_ms))
+        self._save_record(node_key(self._prefix, node), worker, text, life_ms)
+
+    def _save_record(self, key: str, process: str, record: str, life_ms: int) -> None:
+        self._run_safe(command("save_worker_record", None, worker=key, process=process, record=record, life_ms=life_ms))
 
     def worker_records(self, node: str) -> dict[str, str]:
         return self._read_hash(node_key(self._prefix, node))
 
     def announce_workers(self, broker: str, life_ms: int) -> None:
-        presence = presence_key(self._prefix, broker)
-        self._run_safe(commands.save_worker_record(presence, "workers", "running", life_ms))
+        self._save_record(presence_key(self._prefix, broker), "workers", "running", life_ms)
 
     def has_workers(self, broker: str) -> bool:
         return bool(self._read_hash(presence_key(self._prefix, broker)))
@@ -308,12 +342,12 @@ class RedisStore:
 
     # -- one call
 
-    def _run(self, command: Command) -> Any:
-        return self._run_confirmed(command, PRIMARY)[0]
+    def _run(self, built: Command) -> Any:
+        return self._run_confirmed(built, PRIMARY)[0]
 
-    def _run_confirmed(self, command: Command, durability: Durability) -> tuple[Any, NotConfirmed | None]:
+    def _run_confirmed(self, built: Command, durability: Durability) -> tuple[Any, NotConfirmed | None]:
         """Run a command. Return its reply, and the exception for a missing confirmation."""
-        variant, texts = command
+        variant, texts = built
         if durability is PRIMARY or durability == PRIMARY:
             reply = self._topology.call(texts[0], execute, variant, texts)
             return (reply if type(reply) in _REPLY_TYPES else self._checked(reply)), None
@@ -336,20 +370,23 @@ class RedisStore:
     def _quarantine_args(self, keys: LockKeys, quarantine: Quarantine) -> tuple[str, ...]:
         return quarantine.delay_ms, str(self._topology.failover_epoch(keys.lock))
 
-    def _raise_if_quarantined(self, reply: Any, keys: LockKeys, quarantine_args: tuple[str, ...]) -> None:
+    def _raise_if_quarantined(self, reply: Any, quarantine_args: tuple[str, ...]) -> None:
         """Raise StoreQuarantined if that is the reply."""
         if reply[0] == b"quarantined":
             _, left_ms, began = reply
             if began == b"1":
-                self._start_quarantines(keys, *quarantine_args)
+                self._start_quarantines(*quarantine_args)
             raise quarantined(left_ms)
 
-    def _start_quarantines(self, keys: LockKeys, delay_ms: str, failover_epoch: str) -> None:
+    def _start_quarantines(self, delay_ms: str, failover_epoch: str) -> None:
         """Start the quarantine of every bucket when the first one has started."""
-        records = keys.quarantines()
+        records = bucket_keys(self._prefix, "quarantine")
         for start in range(0, len(records), BATCH):
             batch = records[start : start + BATCH]
-            calls = [commands.start_quarantine(record, delay_ms, failover_epoch) for record in batch]
+            calls = [
+                command("start_quarantine", None, quarantine=one, quarantine_ms=delay_ms, failover_epoch=failover_epoch)
+                for one in batch
+            ]
             try:
                 self._each(ScriptPipeline(), calls)
             except StoreUnavailable:
@@ -366,14 +403,13 @@ class RedisStore:
     def _each(self, pipeline: Pipeline, calls: Sequence[Any], within: float | None = None) -> list[Any]:
         return self._topology.each(pipeline, [(call[1][0], call) for call in calls], within)
 
-    def _run_safe(self, command: Command, name: LockName | None = None) -> Any:
-        """Run a command that is safe to send twice. If its reply is lost, send it again.
+    def _ask(self, script: str, name: LockName, *groups: str, **given: str | int) -> Any:
+        """Run the script of a lock name, as :func:`.commands.command` builds it."""
+        return self._run_safe(command(script, self._keys(name), *groups, seats=name.seats, **given))
 
-        With a name, the command is for the seat that it concerns, if the name has seats.
-        """
-        if name is not None and name.seats != ONE_LOCK:
-            command = seat_command(command, self._keys(name), name.seats)
-        return call_again_if_reply_lost(self._run, command)
+    def _run_safe(self, built: Command) -> Any:
+        """Run a command that is safe to send twice. If its reply is lost, send it again."""
+        return call_again_if_reply_lost(self._run, built)
 
     def _each_safe(self, pipeline: Pipeline, calls: Sequence[Any]) -> list[Any]:
         answers = call_again_if_reply_lost(self._each, pipeline, calls)

@@ -21,7 +21,7 @@ from typing import Any, Final
 from ...errors import ReplyLost, StoreUnavailable
 from ...utils.clock import SystemClock
 from ...utils.log import logger
-from . import commands
+from .commands import command
 from .connection import ErrorReply, RespConnection
 from .execution import execute
 from .keys import LockKeys
@@ -95,7 +95,7 @@ class Wakeups:
 
     def pass_on(self, keys: LockKeys) -> None:
         """Wake the next waiter, because the caller was woken and does not take the lock. Never raises for the store."""
-        variant, texts = commands.pass_on_wake(keys)
+        variant, texts = command("pass_on_wake", keys)
         with contextlib.suppress(StoreUnavailable):
             reply = self._topology.call(keys.wake, execute, variant, texts, within=PASS_ON_WITHIN)
             if isinstance(reply, bytes):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from redis.connection import Connection
 
 from ...errors import StoreRefused
-from ..redis.endpoint import CheckedEndpoint, Endpoint
+from ..redis.endpoint import ServerEndpoint, ask
 
 __all__ = ["MemberEndpoint", "SameServer"]
 
@@ -20,21 +21,21 @@ class SameServer(StoreRefused):
     """The server has another name in the same Redlock. It must not vote twice."""
 
 
-class MemberEndpoint(CheckedEndpoint):
-    """An endpoint that checks the run id of the server behind each new connection.
+class MemberEndpoint(ServerEndpoint):
+    """The endpoint of one server. It checks the run id of the server behind each new connection.
 
     A name may lead to another server later, because of DNS, a load balancer or a reused address. So every new
     connection is checked, and not only the first.
 
     Args:
-        endpoint: Makes the connections.
+        options: Connection options, for redis-py.
         name: Name of the server, as logs and errors show it.
         names: Name of each server by its ``run_id``, shared by all members of one Redlock. Several threads open
             connections at the same time; each step on the dict is atomic.
     """
 
-    def __init__(self, endpoint: Endpoint, name: str, names: dict[str, str]) -> None:
-        super().__init__(endpoint)
+    def __init__(self, options: Mapping[str, Any], name: str, names: dict[str, str]) -> None:
+        super().__init__(options)
         self._name = name
         self._names = names
         self._run_id = ""
@@ -42,11 +43,10 @@ class MemberEndpoint(CheckedEndpoint):
         self._changes = 0
 
     def address(self) -> object:
-        return self._changes, super().address()
+        return self._changes
 
     def check(self, connection: Connection) -> None:
-        super().check(connection)
-        found = _RUN_ID.search(self.ask(connection, "INFO", "server"))
+        found = _RUN_ID.search(ask(connection, "INFO", "server"))
         if not found:
             return  # the permission for INFO may be missing: then only the address identifies the server
         run_id = found[1].decode()

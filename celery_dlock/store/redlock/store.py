@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...errors import ReplyLost, StoreRefused
 from ...keys.lock_name import LockName
 from ...utils.clock import Clock, SystemClock
-from ..base import ReleaseListener, ReleaseRequest
+from ..base import LockStore, ReleaseListener, ReleaseRequest
 from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, NoMajority, Refusal, Released, Renewal, RenewalResult
 from ..operator_model import RunView
@@ -18,7 +18,6 @@ from .endpoint import SameServer
 from .fanout import PendingReplies
 from .member import Member, QuorumMember
 from .quorum import Quorum, successful
-from .unsupported import QueuesUnsupported, reject_unsupported
 from .wakeups import FailoverListener
 
 __all__ = ["RedlockStore"]
@@ -32,7 +31,7 @@ SETTLE: Final = 0.05
 RELEASE_SETTLE: Final = 0.01
 
 
-class RedlockStore(QueuesUnsupported):
+class RedlockStore(LockStore):
     """A store on several independent servers, without queues and claims.
 
     A call goes to all servers at once, and waits for no more replies than it needs to decide. If a vote is lost, the
@@ -72,7 +71,6 @@ class RedlockStore(QueuesUnsupported):
     # -- locks
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
-        reject_unsupported(name, request)
         quorum, vote, rollback = self._quorum, PendingReplies(), _rollback_of(request)
         within = min(self._timeout, ttl_ms / 1000 * MAX_SHARE_OF_TTL)
         waited = request.waited

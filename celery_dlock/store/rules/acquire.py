@@ -294,7 +294,7 @@ class _Call:
         """Return the waiter that this message evicted; None if there is none, or if its end is stored already."""
         records, evicted = self.records, self.records.evicted_by(self.identity)
         # Until its end is stored, a call that a newer one replaced stays a waiter. Other evicted ones are dead letters.
-        waits = self.queue is not None and (self.queue.debounce != () or self.queue.replace != ())
+        waits = self.queue is not None and (self.queue.debounce is not None or self.queue.replace is not None)
         entry = records.entry(evicted) if waits else records.dead(evicted)
         return None if entry is None else Grant(evicted, entry)
 
@@ -346,7 +346,7 @@ class _Call:
         lock.min_hold_ms, lock.dup = request.min_hold_ms or None, found.duplicate_possible
         lock.notify = found.inherited_notify or (request.notify and request.waited)
         lock.has_waiters = found.has_waiters
-        lock.replaceable = self.queue is not None and self.queue.replace != ()
+        lock.replaceable = self.queue is not None and self.queue.replace is not None
         records.put_lock(lock)
         records.expire_lock(self.ttl_ms)
         if not self.once:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..acquisition import granted_to
-from ..model import Grant, Parked, Queued, QueueRequest
+from ..model import Debounce, Grant, Parked, Queued, QueueRequest
 from .data import LockRecord, NewestCall
 from .records import Records
 from .replaced_waiter import END_WITHIN_US, ReplaceableCall
@@ -26,7 +26,7 @@ def record_start(records: Records, place: QueueRequest, rank: int) -> None:
 
 
 def _record_life(place: QueueRequest) -> int:
-    return _RECORD_MS + sum(place.debounce[1:])
+    return _RECORD_MS + (place.debounce.last_ms if place.debounce else 0)
 
 
 class DebouncedCall(ReplaceableCall):
@@ -74,8 +74,8 @@ class DebouncedCall(ReplaceableCall):
         records.put_entry(self.identity, self.place.entry)
         records.put_lost_grants(self.identity, self.rank, 0)
         records.drop_dead(self.identity)
-        wait_ms, last_ms = (*self.place.debounce, 0, 0)[:2]
-        due, last, evicted = now + wait_ms * 1000, now + last_ms * 1000, None
+        delays = self.place.debounce or Debounce(0, 0)
+        due, last, evicted = now + delays.wait_ms * 1000, now + delays.last_ms * 1000, None
         # A granted call is about to start, so it is not replaced.
         starts = held is not None and held.acquisition == granted_to(newest.identity or "")
         if newest.identity is not None and newest_entry is not None and pending and not starts:

@@ -9,7 +9,7 @@ from typing import Final
 
 from ..acquisition import granted_to
 from ..base import ReleaseRequest
-from ..model import Grant, Parked, QueueRequest
+from ..model import NO_RETRY, RETRY, Grant, Parked, QueueRequest, Replace
 from .data import LockRecord, ReplacedCalls
 from .records import Records
 from .replaced_waiter import END_WITHIN_US, ReplaceableCall
@@ -19,14 +19,6 @@ __all__ = ["ReplacingCall", "is_stopped", "record_end", "record_start"]
 _RECORD_MS: Final = 24 * 3600 * 1000
 #: If the last start lies further in the future than this (us), the store's clock went back. That start is ignored.
 _CLOCK_STEP_US: Final = 1_000_000
-#: ``is_retry`` of the script: no retry, and a retry. Any other number: the call took the place of another one.
-_NO_RETRY, _RETRY = 0, 1
-
-
-def _options_of(place: QueueRequest) -> tuple[int, int]:
-    """Return ``replace_max_ms`` and ``is_retry`` of the script."""
-    replace_max_ms, is_retry = (*place.replace, 0, 0)[:2]
-    return replace_max_ms, is_retry
 
 
 def _first(*task_ids: str | None) -> str | None:
@@ -39,10 +31,10 @@ class ReplacingCall(ReplaceableCall):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.calls = calls = self.records.replaced() or ReplacedCalls()
-        self.replace_max_ms, self.is_retry = _options_of(self.place)
+        self.asked = self.place.replace or Replace()
         busy_us = 0 if calls.busy_since is None else self.records.now - calls.busy_since
         #: No body has ended by itself for replace_max_ms, so the running one is left alone.
-        self.left_alone = calls.busy_since is not None and busy_us >= self.replace_max_ms * 1000
+        self.left_alone = calls.busy_since is not None and busy_us >= self.asked.max_ms * 1000
         #: The newest call, if it waits and is not this one.
         self.pending = self._pending()
         #: The task id of the call that asked this one to stop.
@@ -62,10 +54,10 @@ class ReplacingCall(ReplaceableCall):
         if calls.started_rank is None or calls.started_rank > self.records.now + _CLOCK_STEP_US:
             return None
         if calls.started_id == self.task_id:
-            if self.is_retry != _NO_RETRY:
+            if self.asked.repeats != NO_RETRY:
                 self.rank = calls.started_rank
             return None
-        return calls.started_id if self.is_retry == _RETRY or self.rank < calls.started_rank else None
+        return calls.started_id if self.asked.repeats == RETRY or self.rank < calls.started_rank else None
 
     @property
     def _another(self) -> str | None:
@@ -123,13 +115,13 @@ class ReplacingCall(ReplaceableCall):
             self.records.put_replaced(self.calls, None)
 
     def _keep_calls(self) -> None:
-        self.records.put_replaced(self.calls, _RECORD_MS + self.replace_max_ms)
+        self.records.put_replaced(self.calls, _RECORD_MS + self.asked.max_ms)
 
 
 def record_start(records: Records, place: QueueRequest, rank: int, task_id: str, *, granted: bool) -> None:
     """Note the start of a call that a newer one may stop."""
-    calls, (replace_max_ms, is_retry) = records.replaced() or ReplacedCalls(), _options_of(place)
-    is_repeated = calls.started_id == task_id and is_retry != _NO_RETRY and calls.started_rank is not None
+    calls, asked = records.replaced() or ReplacedCalls(), place.replace or Replace()
+    is_repeated = calls.started_id == task_id and asked.repeats != NO_RETRY and calls.started_rank is not None
     if not is_repeated:
         # A retry is as old as the run that it repeats.
         calls.started_rank = rank
@@ -138,7 +130,7 @@ def record_start(records: Records, place: QueueRequest, rank: int, task_id: str,
         # A call that starts without a grant found no waiting call, so newer calls no longer stop one body after the
         # other.
         calls.busy_since = records.now
-    records.put_replaced(calls, _RECORD_MS + replace_max_ms)
+    records.put_replaced(calls, _RECORD_MS + asked.max_ms)
 
 
 def is_stopped(records: Records, ending: ReleaseRequest) -> bool:

@@ -21,7 +21,7 @@ from celery_dlock.locking.waiting import POLL
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.model import Acquired, Duplicate, Held, Identity, NoMajority, Renewal, Used
-from celery_dlock.store.redis.scripts import ADOPT_TOKEN
+from celery_dlock.store.redis.scripts import SCRIPTS
 from celery_dlock.store.redlock.store import RedlockStore
 from celery_dlock.store.server_model import Quarantine
 from tests.contract.helpers import NAME, TTL, ending_of, keys_of, request_of
@@ -178,7 +178,7 @@ def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(fiv
         acquired(store, "o.1")
         store.release(NAME, "o.1", ReleaseRequest())
         eventually(lambda: not store._quorum.busy)
-        proxies[0].set_mode("cut_reply", containing=ADOPT_TOKEN.shas)
+        proxies[0].set_mode("cut_reply", containing=SCRIPTS["adopt_token"].shas)
         for proxy in proxies[3:]:
             proxy.set_delay(0.2, 0.2)
         answer = store.acquire(NAME, "o.2", 10 * TTL, request_of())

@@ -80,6 +80,12 @@ class TestLockKeys:
         assert keys.run() == "dlock:{02a}:run:shop.pay:5f0c"
         assert keys.done("ab12") == "dlock:{02a}:done:ab12"
         assert keys.tombstone("o1.3") == "dlock:{02a}:tombstone:o1.3"
+        assert keys.named("dead") == "dlock:{02a}:dead:shop.pay:5f0c"
+        assert keys.named("dead_letters") == "dlock:{02a}:dead_letters"
+
+    def test_key_of_an_unknown_kind_is_refused(self) -> None:
+        with pytest.raises(KeyError, match="deaf"):
+            LockKeys.of("dlock", self.NAME).named("deaf")
 
     def test_all_keys_of_a_name_are_in_one_cluster_slot(self) -> None:
         for prefix in ("dlock", "my:app", ""):
@@ -96,6 +102,6 @@ class TestLockKeys:
         name = shared_name("gpu")._replace(seats=3)
         every, second = LockKeys.of("d", name), LockKeys.of("d", name_from_text(f"{name.text}:2"))
         assert second.lock == f"{every.lock}:2"
-        assert (second.wake, second.queue(), second.dead()) == (every.wake, every.queue(), every.dead())
+        assert (second.wake, second.queue(), second.named("dead")) == (every.wake, every.queue(), every.named("dead"))
         assert every.name == second.name == f"{name.text}:*"
         assert name_from_member(every.name, name.bucket) == name._replace(seats=0)

@@ -77,8 +77,8 @@ def test_independent_servers_have_no_replicas_to_ask() -> None:
     with pytest.raises(InvalidLockOptions) as raised:
         settings(dlock_url=SERVERS, dlock_durability={"replicas": 1})
     assert str(raised.value) == (
-        "invalid dlock_durability={'replicas': 1}: expected 'primary' on a Redlock, because its servers have no "
-        "replicas"
+        "invalid dlock_durability={'replicas': 1}: several servers (Redlock) in dlock_url have no replicas; "
+        "expected 'primary', or one server, sentinels, a Cluster in dlock_url"
     )
     assert settings(dlock_url=SERVERS, dlock_durability="primary").durability == PRIMARY
 

@@ -6,11 +6,13 @@ import pytest
 from celery import Celery
 
 from celery_dlock import InvalidLockOptions, singleton_task
+from celery_dlock.task.call_options import call_of, headers_for
 
 REDLOCK = ["redis://lock-1", "redis://lock-2", "redis://lock-3"]
 REPLACE = "task 'shop.bill': invalid on_conflict='replace': expected another policy with "
-SEVERAL = "several servers in dlock_url (Redlock)"
-POLICIES = "'skip', 'retry' or 'raise', or one server in dlock_url"
+SEVERAL = "several servers (Redlock) in dlock_url"
+OTHERS = "one server, sentinels, a Cluster or memory:// in dlock_url"
+POLICIES = f"'skip', 'retry' or 'raise', or {OTHERS}"
 REMOVE = "Remove one of the two"
 
 
@@ -96,7 +98,7 @@ def test_replace_with_after_crash_alone_is_refused_with_what_after_crash_needs()
     [
         (
             {"limit": 3},
-            f"invalid limit=3: {SEVERAL} have no seats; expected 1, or one server in dlock_url",
+            f"invalid limit=3: {SEVERAL} have no seats; expected 1, or {OTHERS}",
         ),
         (
             {"on_conflict": "replace"},
@@ -116,6 +118,15 @@ def test_call_that_chooses_replace_on_redlock_is_refused_and_not_published() -> 
         task.apply_async((1,), dlock={"on_conflict": "replace"})
     with task.app.connection_for_read() as connection, connection.SimpleQueue("refusals") as queue:
         assert queue.qsize() == 0
+
+
+def test_message_that_chooses_replace_is_refused_by_a_worker_on_redlock() -> None:
+    """Its publisher's app has one server in ``dlock_url``."""
+    publisher, worker = define(), define(dlock_url=REDLOCK)
+    publisher.app.conf.dlock_call_options = worker.app.conf.dlock_call_options = "all"
+    headers = headers_for(publisher, {"on_conflict": "replace"}, None)
+    with pytest.raises(InvalidLockOptions, match=r"task 'shop\.bill': invalid on_conflict='replace': several servers"):
+        call_of(worker, headers)
 
 
 def test_call_that_chooses_a_limit_is_refused_with_the_tasks_own() -> None:

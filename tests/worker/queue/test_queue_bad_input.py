@@ -112,14 +112,14 @@ class TestGarbage:
         assert [results[0].get(timeout=10), results[2].get(timeout=10)] == [n, n]
         assert environment.order(n) == [holding.id, results[0].id, results[2].id]
         with environment.server.client(2, decode_responses=False) as raw:
-            assert raw.hgetall(keys.dead()) == {
+            assert raw.hgetall(keys.named("dead")) == {
                 second.encode(): garbage if isinstance(garbage, bytes) else garbage.encode()
             }
         new = eventually(lambda: errors(environment)[before:])
         assert len(new) == 1
         assert tasks.early.lock_name(n) in new[0]
         assert "cannot be read" in new[0]
-        assert keys.dead() in new[0]
+        assert keys.named("dead") in new[0]
 
     def test_an_entry_that_is_gone_is_passed_over(self, environment, tasks):
         n = environment.fresh()
@@ -171,7 +171,7 @@ class TestGarbage:
         holding.let_go()
         assert results[1].get(timeout=5) == n
         assert environment.order(n) == [holding.id, results[1].id]
-        assert environment.locks.hkeys(keys.dead()) == [first]
+        assert environment.locks.hkeys(keys.named("dead")) == [first]
 
 
 def errors(environment):

@@ -51,7 +51,7 @@ def test_calls_of_one_name_run_one_at_a_time_in_the_order_of_receipt(environment
     assert task.waiting(n).count == 0
     environment.wait_until_drained()
     keys = environment.keys(task, n)
-    assert environment.locks.exists(keys.lock, *keys.queue()[:3], keys.dead()) == 0
+    assert environment.locks.exists(keys.lock, *keys.queue()[:3], keys.named("dead")) == 0
 
 
 @pytest.mark.invariant("rank-follows-receipt")

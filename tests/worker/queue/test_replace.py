@@ -167,7 +167,7 @@ def test_retry_of_an_older_call_is_replaced(environment, tasks):
 
 def test_one_body_finishes_although_calls_never_cease(environment, tasks):
     n, began, sent = environment.fresh(), time.monotonic(), []
-    calls = environment.keys(tasks.newest, n).replaced()
+    calls = environment.keys(tasks.newest, n).named("replaced")
     while not environment.history(n=n, what="returned"):
         assert time.monotonic() - began < 30, "no body returned"
         sent.append(tasks.newest.delay(n, 2.5))

@@ -85,6 +85,6 @@ def test_rollout_from_three_seats_to_five_and_back_loses_no_call(tmp_path):
 
 def forget_larger_limit(locks, module):
     """Let the minute pass after which the larger limit does not count any more."""
-    record = LockKeys.of("dlock", module.queues.lock_spec.name_of((1, 0), {})).seats_record()
+    record = LockKeys.of("dlock", module.queues.lock_spec.name_of((1, 0), {})).named("seats")
     limit, seen, places = locks.get(record).split()
     locks.set(record, f"{limit} {int(seen) - 61} {places}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from ....errors import StoreNotReady, StoreRefused, StoreUnavailable
@@ -12,7 +12,6 @@ from ....utils.rng import rng
 from ...circuit_breaker import SHARDS
 from ...location import Address
 from ..connection import ErrorReply, RespConnection
-from ..endpoint import Endpoint
 from ..pool import ConnectionPool
 from ..server_errors import error_from_reply
 from .endpoint import NodeEndpoint, UnexpectedNode
@@ -46,7 +45,7 @@ class ClusterNodes:
 
     Args:
         seeds: The addresses of some nodes. They report the others.
-        endpoint: Returns the endpoint of an address.
+        options_at: Returns the connection options of an address.
         timeout: Seconds to wait for a connection and for each reply.
         clock: The clock for these waits.
         shared: What is known about the Cluster. All connections of this process share it, because a new connection may
@@ -56,7 +55,7 @@ class ClusterNodes:
     def __init__(
         self,
         seeds: Sequence[Address],
-        endpoint: Callable[[Address], Endpoint],
+        options_at: Callable[[Address], Mapping[str, Any]],
         timeout: float,
         clock: Clock,
         shared: dict[str, Any],
@@ -64,7 +63,7 @@ class ClusterNodes:
         self._seeds = tuple(seeds)
         # One atomic step: two threads that are first at the same time get the same object.
         self._members: Members = shared.setdefault("cluster", Members())
-        self._endpoint = endpoint
+        self._options_at = options_at
         self._timeout = timeout
         self._clock = clock
         # Several threads may use these at once. Values are replaced as a whole, so no lock is needed.
@@ -101,7 +100,7 @@ class ClusterNodes:
     def node(self, address: Address) -> ConnectionPool:
         found = self._nodes.get(address)
         if found is None:
-            endpoint = NodeEndpoint(self._endpoint(address), lambda: self._members.expected(address))
+            endpoint = NodeEndpoint(self._options_at(address), lambda: self._members.expected(address))
             # One atomic step: two threads that are first at the same time get the same object.
             found = self._nodes.setdefault(address, ConnectionPool(endpoint, timeout=self._timeout))
         return found

@@ -14,7 +14,7 @@ Single calls and pipelines are in one module, because they share the code that f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from redis.crc import key_slot
@@ -23,7 +23,6 @@ from ....errors import NotConfirmed, StoreNotReady, StoreUnavailable
 from ....utils.clock import Clock, SystemClock
 from ...location import Address
 from ..connection import ErrorReply, RespConnection
-from ..endpoint import Endpoint
 from ..pool import ConnectionPool
 from ..server_errors import error_from_reply
 from ..topology import Pipeline
@@ -62,7 +61,7 @@ class Cluster:
 
     Args:
         seeds: The addresses of some nodes. They report the others.
-        endpoint: Returns the endpoint of an address.
+        options_at: Returns the connection options of an address.
         timeout: Seconds to wait for a connection and for each reply.
         clock: The clock for these waits.
         shared: What is known about the Cluster. All connections of this process share it.
@@ -73,7 +72,7 @@ class Cluster:
     def __init__(
         self,
         seeds: Sequence[Address],
-        endpoint: Callable[[Address], Endpoint],
+        options_at: Callable[[Address], Mapping[str, Any]],
         *,
         timeout: float,
         clock: Clock | None = None,
@@ -81,7 +80,7 @@ class Cluster:
     ) -> None:
         self._timeout = timeout
         self._clock = clock or SystemClock()
-        self._nodes = ClusterNodes(seeds, endpoint, timeout, self._clock, {} if shared is None else shared)
+        self._nodes = ClusterNodes(seeds, options_at, timeout, self._clock, {} if shared is None else shared)
 
     def call(self, key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
         reply: T = self._call_owner(key_slot(key.encode()), lambda connection: operation(connection, *args), within)

@@ -3,8 +3,8 @@
 :mod:`.header` documents the header of a file. A script has one variant per set of optional groups. Each variant has a
 fixed layout, its own text, SHA-1 and command head.
 
-A new script also needs a builder in :mod:`..commands`, and a method in :mod:`..store` and in the contract
-(:mod:`...base`). If its reply is more than a number, it needs a reader in :mod:`..replies`.
+A new script also needs a method in :mod:`..store` and in the contract (:mod:`...base`). If its reply is more than a
+number, it needs a reader in :mod:`..replies`.
 """
 
 from __future__ import annotations
@@ -17,44 +17,7 @@ from typing import Final
 
 from .header import Header, Parameter, check_parts, read_header, with_parts
 
-__all__ = [
-    "ACQUIRE",
-    "ACQUIRE_QUEUED",
-    "ADOPT_TOKEN",
-    "CANCEL_HOLD",
-    "CHECK_DEAD_LETTER",
-    "CHECK_RUN",
-    "CLAIM",
-    "CONFIRM_PUBLISH",
-    "DECLINE_GRANT",
-    "DESCRIBE",
-    "EXTEND_CLAIM",
-    "FORGET_RUN",
-    "FREE_LOCK",
-    "HOLD_LOCK",
-    "INSPECT",
-    "LAST_RUN",
-    "LIST_DUE_QUEUES",
-    "LIST_INDEX",
-    "LIST_WAITERS",
-    "MARK_DONE",
-    "PARTS",
-    "PASS_ON_WAKE",
-    "RELEASE",
-    "RELEASE_CLAIM",
-    "RELEASE_QUEUED",
-    "REMOVE_WAITER",
-    "RENEW",
-    "REQUEUE",
-    "RESOLVE_RUN",
-    "SAVE_AUDIT",
-    "SAVE_WORKER_RECORD",
-    "START_QUARANTINE",
-    "SWEEP",
-    "SWEEP_LEASE",
-    "Script",
-    "ScriptVariant",
-]
+__all__ = ["PARTS", "SCRIPTS", "Script", "ScriptVariant", "lua_files"]
 
 
 class _Lengths(dict[int, str]):
@@ -242,48 +205,11 @@ def _assigned(table: str, parameters: Sequence[Parameter]) -> Iterator[str]:
             )
 
 
-def _read_parts() -> dict[str, str]:
-    folder = resources.files(__name__).joinpath("lib")
-    return {file.name.removesuffix(".lua"): file.read_text("utf-8") for file in folder.iterdir()}
+def lua_files(folder: str) -> dict[str, str]:
+    """Return the texts of the Lua files in a folder of this package, by the name of the file."""
+    files = sorted(resources.files(__name__).joinpath(folder).iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".lua"): file.read_text("utf-8") for file in files if file.name.endswith(".lua")}
 
 
-PARTS: Final = _read_parts()
-
-
-def _load(name: str) -> Script:
-    return Script(name, resources.files(__name__).joinpath(f"{name}.lua").read_text("utf-8"), PARTS)
-
-
-ACQUIRE = _load("acquire")
-ACQUIRE_QUEUED = _load("acquire_queued")
-ADOPT_TOKEN = _load("adopt_token")
-CANCEL_HOLD = _load("cancel_hold")
-CHECK_DEAD_LETTER = _load("check_dead_letter")
-CHECK_RUN = _load("check_run")
-CLAIM = _load("claim")
-CONFIRM_PUBLISH = _load("confirm_publish")
-DECLINE_GRANT = _load("decline_grant")
-DESCRIBE = _load("describe")
-EXTEND_CLAIM = _load("extend_claim")
-FORGET_RUN = _load("forget_run")
-FREE_LOCK = _load("free_lock")
-HOLD_LOCK = _load("hold_lock")
-INSPECT = _load("inspect")
-LAST_RUN = _load("last_run")
-LIST_DUE_QUEUES = _load("list_due_queues")
-LIST_INDEX = _load("list_index")
-LIST_WAITERS = _load("list_waiters")
-MARK_DONE = _load("mark_done")
-PASS_ON_WAKE = _load("pass_on_wake")
-RELEASE = _load("release")
-RELEASE_CLAIM = _load("release_claim")
-RELEASE_QUEUED = _load("release_queued")
-REMOVE_WAITER = _load("remove_waiter")
-RENEW = _load("renew")
-REQUEUE = _load("requeue")
-RESOLVE_RUN = _load("resolve_run")
-SAVE_AUDIT = _load("save_audit")
-SAVE_WORKER_RECORD = _load("save_worker_record")
-START_QUARANTINE = _load("start_quarantine")
-SWEEP = _load("sweep")
-SWEEP_LEASE = _load("sweep_lease")
+PARTS: Final = lua_files("lib")
+SCRIPTS: Final = {name: Script(name, text, PARTS) for name, text in lua_files("").items()}

@@ -12,7 +12,7 @@
 -- @keys done  string: the message has finished; server time in us [message]
 -- @keys run  string: lib/run_mark [once]
 -- @keys unsettled  sorted set of this bucket: lib/unsettled [once]
--- @keys quarantine_record  string: lib/quarantine [quarantine]
+-- @keys quarantine  string: lib/quarantine [quarantine]
 -- @args acquisition  owner and number
 -- @args ttl_ms  milliseconds that the lock is held without a renewal
 -- @args identity  digest of the message's identity, or ""
@@ -65,7 +65,7 @@ local duplicate_possible = AGAIN and may_be_copied == '1'
 local inherited_notify, has_waiters, replaceable, previous_run, outcome_unknown = nil, false, false, nil, false
 
 if holder or abandoned or finished_at or ONCE or QUARANTINE then
-  -- @include time holder run_mark quarantine expiry conflict
+  -- @include time acquisition holder lifetime run_mark quarantine expiry conflict
 
   local now = tonumber(since)
   if rank == '-' then
@@ -79,7 +79,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
   end
 
   -- keep_on_retry: an earlier run has reserved the lock for its retry, and this message is that retry.
-  local reserved = MESSAGE and holder == 'reserved:' .. identity
+  local reserved = MESSAGE and holder == reservation_for(identity)
 
   local function drop_reservation()
     -- If the lock has waiters, do not delete it: a sweep grants it when the reservation expires.
@@ -117,9 +117,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
       return {'quarantined', left_ms, started}
     end
   end
-  if finished_at then
-    duplicate_possible = true -- lib/take_lock says why
-  end
+  duplicate_possible = duplicate_possible or finished_at -- lib/take_lock says why
   if reserved then
     -- Callers that waited for the reserved lock wait for this acquisition's release from now on.
     inherited_notify, has_waiters = unpack(call('HMGET', lock, 'notify', 'has_waiters'))

@@ -20,7 +20,7 @@
 --
 -- A waiter of the policy "queue" has the name too, without a claim.
 
--- @include time holder expiry
+-- @include time acquisition holder expiry message lifetime
 
 local first = redis.call('HMGET', claim, 'id', 'task', 'node', 'since', 'generation', 'attempt')
 local number = tonumber(generation)
@@ -40,15 +40,14 @@ end
 -- Return the call that runs or has the lock granted, in the shape of a reply, or nil.
 local function running_call()
   local found = redis.call('HMGET', lock, 'acq', 'id', 'task', 'process', 'since', 'token', 'releasing')
-  local holder, id = found[1], found[2]
-  local granted = holder and string.sub(holder, 1, 6) == 'grant:'
+  local kind, id = found[1] and kind_of(found[1]), found[2]
   -- No call runs if the lock is kept by min_hold, or if its holder's body has ended (releasing). A lock that is
   -- reserved for a retry counts as running.
-  local ended = holder == 'kept' or (found[7] and string.sub(holder or '', 1, 9) ~= 'reserved:')
-  local runs = holder and not granted and not ended and while_running == '1'
+  local ended = kind == 'min_hold' or (found[7] and kind ~= 'keep_on_retry')
+  local runs = kind and not ended and while_running == '1'
   -- A retry (generation above 0) follows a call with its own id. That call does not refuse the retry.
-  if (granted or runs) and (number == 0 or id ~= short_id) then
-    local state = granted and 'waiting' or 'running'
+  if (kind == 'grant' or runs) and (number == 0 or id ~= short_id) then
+    local state = kind == 'grant' and 'waiting' or 'running'
     local node_name = node_and_pid(found[4])
     repair_expiry()
     return {state, id or '', found[3] or '', node_name, found[5] or found[6] or '0'}
@@ -58,10 +57,9 @@ end
 -- Return the first waiter of a sorted set, in the shape of a reply, or nil.
 local function first_waiter(sorted_set)
   local waiter = redis.call('ZRANGE', sorted_set, '0', '0')[1]
-  local names = waiter and string.match(redis.call('HGET', messages, waiter) or '', '^[^\n]*')
-  local readable, found = pcall(cjson.decode, names or '')
-  if readable and type(found) == 'table' and (number == 0 or found[2] ~= task_id) then
-    return {'waiting', tostring(found[2]), tostring(found[1]), '', '0'}
+  local its_task, its_id = task_of(waiter and redis.call('HGET', messages, waiter) or '')
+  if its_id ~= '' and (number == 0 or its_id ~= task_id) then
+    return {'waiting', its_id, its_task, '', '0'}
   end
 end
 
@@ -73,7 +71,5 @@ end
 local since = ours and first[4] or decimal(server_time_us())
 redis.call('HSET', claim, 'id', task_id, 'task', task, 'node', node, 'generation', generation, 'attempt', attempt,
            'since', since)
-if redis.call('PTTL', claim) < tonumber(life_ms) then
-  redis.call('PEXPIRE', claim, life_ms)
-end
+live_at_least(claim, life_ms)
 return {}

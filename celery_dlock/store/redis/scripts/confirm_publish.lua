@@ -10,9 +10,9 @@
 -- @reply 1  the grant stands
 -- @reply 0  the grant is over
 
--- @include time
+-- @include time acquisition
 
-if redis.call('HGET', lock, 'acq') ~= 'grant:' .. identity then
+if redis.call('HGET', lock, 'acq') ~= grant_to(identity) then
   return 0
 end
 local now = server_time_us()

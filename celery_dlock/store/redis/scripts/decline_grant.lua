@@ -12,24 +12,22 @@
 -- @reply 1  the grant stands, and its message was not published
 -- @reply 0  the grant is over, or its message was published
 
--- @include time
+-- @include time acquisition
 
 local holder, since, published, foreign_since =
   unpack(redis.call('HMGET', lock, 'acq', 'since', 'published', 'foreign'))
-if holder ~= 'grant:' .. identity or since ~= grant_id or published then
+if holder ~= grant_to(identity) or since ~= grant_id or published then
   return 0
 end
+local now = decimal(server_time_us())
 if foreign ~= '1' then
   redis.call('HDEL', lock, 'foreign')
-  if foreign == '0' then
-    return 1
-  end
-end
-local now = decimal(server_time_us())
-if foreign == '1' and not foreign_since then
+elseif not foreign_since then
   redis.call('HSET', lock, 'foreign', now)
 end
--- Make the grant due at once, for a worker of the message's broker. The worker that declined ignores it for a while.
-redis.call('HSET', lock, 'due', now)
-redis.call('ZADD', queues, now, lock_name)
+if foreign ~= '0' then
+  -- Make the grant due at once, for a worker of the message's broker. The worker that declined ignores it for a while.
+  redis.call('HSET', lock, 'due', now)
+  redis.call('ZADD', queues, now, lock_name)
+end
 return 1

@@ -7,10 +7,10 @@
 -- @reply 1  the claim stands
 -- @reply 0  there is no claim of this task id
 
+-- @include lifetime
+
 if redis.call('HGET', claim, 'id') ~= task_id then
   return 0
 end
-if redis.call('PTTL', claim) < tonumber(life_ms) then
-  redis.call('PEXPIRE', claim, life_ms)
-end
+live_at_least(claim, life_ms)
 return 1

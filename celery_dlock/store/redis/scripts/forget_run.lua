@@ -5,20 +5,13 @@
 -- @keys run  string: lib/run_mark
 -- @keys unsettled  sorted set of this bucket: lib/unsettled
 -- @args command_id  names this command
--- @args shown_mark  lib/run_mark, mark_shown: the run that the operator was shown; "": whichever run it is
+-- @args shown_mark  lib/run_command: the run that the operator was shown; "": whichever run it is
 -- @args life_ms  milliseconds that the command id is kept
 -- @reply 1  a run was forgotten
 -- @reply 0  there was nothing to forget, or it is another run
 
--- @include run_mark unsettled
+-- @include run_mark unsettled run_command
 
-local mark = read_run_mark(run)
-if mark.acquisition == command_id then
-  return 1
-end
-if shown_mark ~= '' and shown_mark ~= mark_shown(mark) then
-  return 0
-end
 if not mark.at or (mark.state == 'cleared' and mark.seed == '') then
   return 0
 end

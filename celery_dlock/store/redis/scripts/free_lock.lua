@@ -19,11 +19,11 @@
 -- @reply {"kept"}  it is kept on purpose
 -- @reply {"fresh"}  the lease was renewed within half its ttl
 
--- @include time wake full_memory grant unpublished_grant
+-- @include time acquisition wake full_memory message grant unpublished_grant
 
 local holder, current_token, since, notify, ttl, due =
   unpack(redis.call('HMGET', lock, 'acq', 'token', 'since', 'notify', 'ttl', 'due'))
-if string.match(acquisition, '^operator:') then
+if kind_of(acquisition) == 'operator' then
   current_token = since -- an operator's holds have no token
 end
 if holder ~= acquisition or (token ~= '' and token ~= current_token) then
@@ -37,7 +37,7 @@ if due then
   return {'granted'}
 end
 if force ~= '1' then
-  if holder == 'kept' or string.match(holder, '^reserved:') or string.match(holder, '^operator:') then
+  if kind_of(holder) ~= 'owner' then
     return {'kept'}
   elseif redis.call('PTTL', lock) > tonumber(ttl) / 2 then
     return {'fresh'}

@@ -10,7 +10,8 @@ A header is the comment block at the top of a file. Its first line is ``-- <file
 A key or argument with a group is sent only in variants that have the group. ``<name>...`` takes all remaining keys or
 arguments. No key or argument, respectively, may follow it. Other comment lines are for readers.
 
-A file in ``seats/`` declares what its command has in addition to that of the script of a lock (:mod:`.seated`).
+A file in ``seats/`` declares the replies, and keys that neither the script of a lock nor all such files have
+(:mod:`.seated`).
 
 A part in ``lib/`` has no keys of its own. It declares what the including script must provide::
 
@@ -63,14 +64,14 @@ class Header(NamedTuple):
     replies: tuple[str, ...]
 
 
-def read_header(file: str, text: str) -> Header:
-    """Return the declarations of a script's header.
+def read_header(file: str, text: str, base: Header = Header((), (), {}, ())) -> Header:  # noqa: B008  # immutable
+    """Return the declarations of a script's header, behind those of another header.
 
     Raises:
         ValueError: The header is malformed; the message names file and line.
     """
-    groups: dict[str, str] = {}
-    found: dict[str, list[Parameter]] = {"keys": [], "args": []}
+    groups = dict(base.groups)
+    found = {"keys": list(base.keys), "args": list(base.args)}
     replies: list[str] = []
     _check_title(file, text)
     for number, directive, rest in _directives(text):

@@ -15,13 +15,12 @@
 --
 -- A pending hold is the fields operator, reason and asked, and a min_hold up to the end of the hold. lib/release does the rest.
 
--- @include time expiry
+-- @include time acquisition expiry
 
 local holder, since, token, due, min_hold, waiter, rank, notify =
   unpack(redis.call('HMGET', lock, 'acq', 'since', 'token', 'due', 'min_hold', 'identity', 'rank', 'notify'))
 local now = server_time_us()
-local kept = holder and (holder == 'kept' or string.match(holder, '^reserved:') or string.match(holder, '^operator:'))
-if holder and not due and not kept then
+if holder and kind_of(holder) == 'owner' then
   repair_expiry()
   local whole_ms = math.ceil((now - (since or token)) / 1000) + hold_ms
   redis.call('HSET', lock, 'operator', operator, 'reason', reason, 'asked', decimal(now), 'min_hold',

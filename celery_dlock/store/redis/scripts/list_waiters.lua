@@ -11,23 +11,26 @@
 --   state: "granted", "waiting", "delayed" (it lost a grant), "debounced", or "replaced" by a newer call.
 --   due: the time in us from which it may be granted the lock; "0" for "granted" and "waiting"
 
--- @include time place
+-- @include time message place
 
-local granted_due, granted, granted_rank = unpack(redis.call('HMGET', lock, 'due', 'identity', 'rank'))
-local answer = {redis.call('ZCARD', waiting) - count_duplicates() + redis.call('ZCARD', delayed) + (granted_due and 1 or 0)}
-local newest = redis.call('HGET', debounced, 'identity')
+local answer, newest = {count_waiters()}, redis.call('HGET', debounced, 'identity')
 
 local function add_waiter(identity, rank, state, due)
   local message = redis.call('HGET', messages, identity)
   if message and #answer < 5 * limit then
-    for _, value in ipairs({identity, shown_place(rank), state, due, string.match(message, '^[^\n]*')}) do
+    for _, value in ipairs({identity, shown_place(rank), state, due, first_line(message)}) do
       answer[#answer + 1] = value
     end
   end
 end
 
-if granted_due then
-  add_waiter(granted, granted_rank, 'granted', '0')
+-- A name with seats has several locks (seats/list_waiters).
+for _, one in ipairs(... or {lock}) do
+  local granted_due, granted, rank = unpack(redis.call('HMGET', one, 'due', 'identity', 'rank'))
+  if granted_due then
+    answer[1] = answer[1] + 1
+    add_waiter(granted, rank, 'granted', '0')
+  end
 end
 local ranked = redis.call('ZRANGEBYSCORE', waiting, '0', '+inf', 'WITHSCORES', 'LIMIT', '0', limit)
 for place = 1, #ranked, 2 do

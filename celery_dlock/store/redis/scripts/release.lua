@@ -27,13 +27,6 @@
 --   4: the caller has to sweep the queue, because this script does not have the queue's keys. 8: a caller was woken.
 --   16: the server refused to wake one
 -- @reply {sum, "", "", "", error}  the error of RPUSH, if the sum contains 16
---
--- A lock with min_hold stays held until min_hold has passed. Its holder is then "kept", so no owner has it. A lock that
--- is reserved for a retry has the holder "reserved:" and the identity of the retry.
---
--- Done marks are rare. One is set if a duplicate is known: the lock has the field dup. One is also set if the lock was
--- lost, because that field was lost with it, and a duplicate may be known. One is also set if the lock is reserved for a
--- retry.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
@@ -44,30 +37,15 @@ if ours and not (dup or notify or has_waiters or min_hold_ms or UNCONFIRMED or O
   return 1
 end
 
--- Set if an operator's hold begins with this release (hold_lock).
-local operator = ours and min_hold_ms and redis.call('HGET', lock, 'operator')
+local stopped_by = nil -- only a run under the policy "replace" is stopped
 
--- @include time run_mark unsettled wake release full_memory
+-- @include time acquisition run_mark unsettled wake release full_memory
 
-local duplicate_seen = ours and dup == '1'
-local crowded = ours and has_waiters
-local reserves = ours and RESERVE
--- If the lock is reserved for a retry, set the mark: a late duplicate of this message must not compete with the retry.
-local final = MESSAGE and done_ms ~= '0' and (duplicate_seen or reserves or not ours)
-local holds = ours and (rolled_back ~= '1' or operator) and min_hold_ms
-local now = nil
-if final or crowded or holds or (ONCE and used_ms ~= '0') then
-  now = server_time_us()
-end
-local hold_ms = holds and remaining_hold_ms(now) or 0
-if reserves then
-  hold_ms = math.max(hold_ms, tonumber(reserve_ms))
-end
 -- The lock last: if the script stops before, the second copy finds its acquisition and does the rest.
 begin_writing()
-save_marks(final, now)
+save_marks()
 local wake_sum, refusal = wake_waiter()
-free_or_hold(hold_ms)
+free_or_hold()
 
 local sum = (ours and 1 or 0) + (duplicate_seen and 2 or 0) + wake_sum
 local granter, published = false, false

@@ -36,14 +36,6 @@
 --   8: a caller was woken. 16: the server refused to wake one. (Only release.lua uses 4.)
 -- @reply {sum, identity, message, grant id, error}  the grant to publish; error: that of RPUSH, if the sum contains 16.
 --   "" for missing values
---
--- A lock with min_hold stays held until min_hold has passed. Its holder is then "kept", so no owner has it. A lock that
--- is reserved for a retry has the holder "reserved:" and the identity of the retry. If the retry is already queued, the
--- lock is granted to it instead.
---
--- Done marks are rare. One is set if a duplicate is known: the lock has the field dup. One is also set if the lock was
--- lost, because that field was lost with it, and a duplicate may have been noted in it. One is also set if the lock is
--- reserved for a retry, or if a newer call asked this run to stop.
 
 local holder, dup, notify, has_waiters, min_hold_ms =
   unpack(redis.call('HMGET', lock, 'acq', 'dup', 'notify', 'has_waiters', 'min_hold'))
@@ -54,35 +46,18 @@ local ours = holder == acquisition
 -- mark refuses these deliveries.
 local stopped_by = REPLACE and redis.call('HGET', replaced, 'stop:' .. identity)
 
--- An operator asked for the lock while this run held it (hold_lock, which has set min_hold). This release keeps it for
--- the operator.
-local operator = ours and min_hold_ms and redis.call('HGET', lock, 'operator')
+-- @include time acquisition run_mark unsettled wake release full_memory message grant ended_grant unpublished_grant
 
--- @include time run_mark unsettled wake release full_memory grant ended_grant unpublished_grant
-
-local duplicate_seen = ours and dup == '1'
-local crowded = ours and has_waiters
-local reserves = ours and RESERVE
--- If the lock is reserved for a retry, set the mark: a late duplicate of this message must not compete with the retry.
-local final = MESSAGE and done_ms ~= '0' and (duplicate_seen or reserves or stopped_by or not ours)
-local holds = ours and (rolled_back ~= '1' or operator) and min_hold_ms
 local retry_queued = reserves and not operator and redis.call('HEXISTS', messages, reserved_for) == 1
 begin_writing()
-local now = nil
-if final or crowded or holds or retry_queued or (ONCE and used_ms ~= '0') then
-  now = server_time_us()
-end
-local hold_ms = holds and remaining_hold_ms(now) or 0
 if retry_queued then
   -- The retry precedes all waiters. Its own min_hold starts when it takes the lock.
   hold_ms, crowded = 0, true
   redis.call('ZADD', waiting, '0', reserved_for)
   redis.call('ZREM', delayed, reserved_for)
-elseif reserves then
-  hold_ms = math.max(hold_ms, tonumber(reserve_ms))
 end
 -- The lock last: if the script stops before, the second copy finds its acquisition and does the rest.
-save_marks(final, now)
+save_marks()
 local wake_sum, refusal = wake_waiter()
 
 if REPLACE and final then
@@ -93,7 +68,7 @@ if REPLACE and ours and body_ended == '1' then
 end
 
 -- The lease was lost, and the lock was granted to a copy of this message. The message has finished: end the grant.
-local ended_grant = final and holder == 'grant:' .. identity
+local ended_grant = final and holder == grant_to(identity)
 if final then
   remove_from_queue(identity)
 end
@@ -105,7 +80,7 @@ else
   if crowded then
     redis.call('ZADD', queues, decimal(now + hold_ms * 1000), lock_name)
   end
-  free_or_hold(hold_ms)
+  free_or_hold()
   if not ours then
     waiter, message, grant_id = unpublished_grant(acquisition)
   end

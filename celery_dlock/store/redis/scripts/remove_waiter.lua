@@ -19,10 +19,10 @@
 --   "0": keep the message among the dead letters until then, so that it is not lost if the caller dies
 -- @reply {its message, identity, message, grant id}  the last three of the next grant; "" for missing values
 
--- @include time wake grant ended_grant unpublished_grant dead_letter
+-- @include time acquisition wake message grant ended_grant unpublished_grant dead_letter
 
 local holder, holder_identity, notify = unpack(redis.call('HMGET', lock, 'acq', 'identity', 'notify'))
-local granted = holder == 'grant:' .. identity
+local granted = holder == grant_to(identity)
 if holder_identity == identity and not granted then
   -- The message runs, so the parked one was a duplicate. Leave the lock alone.
   return {'', '', '', ''}

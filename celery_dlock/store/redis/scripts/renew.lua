@@ -32,8 +32,8 @@ end
 if STOPPABLE then
   local by, min_hold_ms, since, token = unpack(redis.call('HMGET', lock, 'stop', 'min_hold', 'since', 'token'))
   if by then
-    local time = redis.call('TIME')
-    if time[1] * 1000000 + time[2] - (since or token) >= (min_hold_ms or 0) * 1000 then
+    -- @include time
+    if server_time_us() - (since or token) >= (min_hold_ms or 0) * 1000 then
       return by
     end
   end

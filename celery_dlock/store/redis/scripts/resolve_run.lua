@@ -5,21 +5,14 @@
 -- @keys run  string: lib/run_mark
 -- @keys unsettled  sorted set of this bucket: lib/unsettled
 -- @args command_id  names this command
--- @args shown_mark  lib/run_mark, mark_shown: the run that the operator was shown; "": whichever run it is
+-- @args shown_mark  lib/run_command: the run that the operator was shown; "": whichever run it is
 -- @args state  "used": the run did its work; "cleared": it did not, and the next run has its seed
 -- @args window_ms  milliseconds that the outcome is kept
 -- @reply 1  the outcome was unknown until now
 -- @reply 0  there is no run whose outcome is unknown, or it is another one
 
--- @include run_mark unsettled
+-- @include run_mark unsettled run_command
 
-local mark = read_run_mark(run)
-if mark.acquisition == command_id then
-  return 1
-end
-if shown_mark ~= '' and shown_mark ~= mark_shown(mark) then
-  return 0
-end
 local crashed = mark.state == 'started' and redis.call('HGET', lock, 'acq') ~= mark.acquisition
 if mark.state ~= 'unknown' and not crashed then
   return 0

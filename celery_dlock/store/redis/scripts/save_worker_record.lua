@@ -8,11 +8,11 @@
 -- @reply 1  saved, or removed
 -- @reply 0  there was no record to remove
 
+-- @include lifetime
+
 if record == '' then
   return redis.call('HDEL', worker, process)
 end
 redis.call('HSET', worker, process, record)
-if redis.call('PTTL', worker) < tonumber(life_ms) then
-  redis.call('PEXPIRE', worker, life_ms)
-end
+live_at_least(worker, life_ms)
 return 1

@@ -1,50 +1,30 @@
 """The scripts of names with seats (``limit``): each runs the script of a lock on one seat.
 
 A file ``seats/<script>.lua`` chooses the seat and then calls ``on_seat()``, the whole script of that name. So a seat is
-a lock with the same rules, and the scripts of names without seats stay as they are. The command has the keys and the
-arguments of that script, and those that the header of the file declares. The keys of the file follow the others. Its
-argument precedes them. ``seats/common.lua`` explains the seats.
+a lock with the same rules, and the scripts of names without seats stay as they are. ``seats/common.lua`` explains the
+seats, and which keys and arguments a command has in addition to those of that script.
 """
 
 from __future__ import annotations
 
 import functools
-from importlib import resources
 from typing import Final
 
 from ....keys.lock_name import ONE_SEAT
 from ..keys import LockKeys
-from . import (
-    ACQUIRE,
-    ACQUIRE_QUEUED,
-    CONFIRM_PUBLISH,
-    DECLINE_GRANT,
-    INSPECT,
-    LIST_WAITERS,
-    MARK_DONE,
-    PARTS,
-    RELEASE,
-    RELEASE_QUEUED,
-    REMOVE_WAITER,
-    RENEW,
-    SWEEP,
-    Script,
-    ScriptVariant,
-)
-from .header import check_parts, read_header, with_parts
+from . import PARTS, SCRIPTS, Script, ScriptVariant, lua_files
+from .header import Parameter, check_parts, read_header, with_parts
 
 __all__ = ["SEAT_SCRIPTS", "SHARED_PARTS", "SeatScript", "seat_command"]
 
-_FOLDER: Final = resources.files(__package__).joinpath("seats")
-
-
-def _read(file: str) -> str:
-    return _FOLDER.joinpath(f"{file}.lua").read_text("utf-8")
-
-
+_FILES: Final = lua_files("seats")
 #: Parts that several of the files share, by their path.
-SHARED_PARTS: Final = {f"seats/{file}": _read(file) for file in ("common", "choose", "queue")}
+SHARED_PARTS: Final = {f"seats/{name}": text for name, text in _FILES.items() if name not in SCRIPTS}
 _PARTS: Final = {**PARTS, **SHARED_PARTS}
+
+
+#: What each file has in addition, as ``seats/common.lua`` says.
+_OWN_KEYS, _SEAT_LIMIT = (Parameter("seats"), Parameter("absent")), Parameter("seat_limit")
 
 
 class SeatScript(Script):
@@ -56,16 +36,15 @@ class SeatScript(Script):
         script: The script of a lock.
     """
 
-    __slots__ = ("_plain", "own")
+    __slots__ = ("_plain",)
 
     def __init__(self, script: Script) -> None:
         self.name = f"seats/{script.name}"
         self._plain = script
-        text, plain = _read(script.name), script.header
-        #: What its own header declares.
-        self.own = read_header(self.name, text)
-        keys, args = (*plain.keys, *self.own.keys), (*self.own.args, *plain.args)
-        header = plain._replace(keys=keys, args=args, replies=self.own.replies)
+        text, plain = _FILES[script.name], script.header
+        more = tuple(key for key in _OWN_KEYS if key not in plain.keys)
+        header = plain._replace(keys=(*plain.keys, *more), args=(_SEAT_LIMIT, *plain.args))
+        header = read_header(self.name, text, header)
         check_parts(self.name, text, _PARTS, header)
         self._define(header, f"\nlocal function on_seat(...)\n{script.body}\nend\n{with_parts(text, _PARTS)}")
 
@@ -75,12 +54,8 @@ class SeatScript(Script):
         return self.variants[present]
 
 
-_PLAIN: Final = (
-    ACQUIRE, ACQUIRE_QUEUED, CONFIRM_PUBLISH, DECLINE_GRANT, INSPECT, LIST_WAITERS, MARK_DONE, RELEASE, RELEASE_QUEUED,
-    REMOVE_WAITER, RENEW, SWEEP,
-)  # fmt: skip
 #: The scripts by the name of the script of a lock.
-SEAT_SCRIPTS: Final = {script.name: SeatScript(script) for script in _PLAIN}
+SEAT_SCRIPTS: Final = {name: SeatScript(SCRIPTS[name]) for name in _FILES if name in SCRIPTS}
 
 
 @functools.cache
@@ -102,6 +77,5 @@ def seat_command(
         return command
     plain, texts = command
     number, variant = len(plain.keys), _variant_on_seat(plain)
-    of_seats = {"seats": keys.seats_record(), "seat_wake": keys.wake, "absent": keys.absent()}
-    own_keys = (of_seats[key] for key in variant.keys[number:])
+    own_keys = map(keys.named, variant.keys[number:])
     return variant, (*texts[:number], *own_keys, str(seats), *texts[number:])

@@ -9,7 +9,7 @@
 -- @keys queues  sorted set, as in acquire_queued
 -- @keys dead  hash, as in acquire_queued
 -- @keys dead_letters  sorted set of this bucket: lib/dead_letter
--- @keys seats_record  string: seats/common; only tasks with `limit` write it
+-- @keys seats  string: seats/common; only tasks with `limit` write it
 -- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
 -- @args lock_name  text of the lock name
 -- @args granter  id of this call; a second copy of the command returns the unpublished grant of the first at once
@@ -23,7 +23,7 @@
 --   The lost grant is an identity. A second copy of the command does not name it.
 --   The dead letter is an identity, followed by " foreign" if no worker of its broker published it
 
--- @include time wake grant ended_grant dead_letter expiry full_memory parked_rank places
+-- @include time acquisition wake message grant ended_grant dead_letter expiry full_memory places
 
 local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since',
                          'dead_letter', 'foreign', 'notify')
@@ -34,17 +34,14 @@ local nothing = {'', '', '', '', ''}
 -- seats/sweep has checked the places of all seats. If a task without `limit` uses the name too, leave that to seats/sweep.
 local places_checked = ...
 begin_writing()
-if not places_checked and redis.call('EXISTS', seats_record) == 0 then
+if not places_checked and redis.call('EXISTS', seats) == 0 then
   restore_places(now, {[due and waiter or ''] = true})
 end
 if holder and not due then
   repair_expiry()
   -- A lease, not a grant: visit the lock again when the lease has expired.
-  if redis.call('EXISTS', waiting, delayed, messages) > 0 then
+  if index_queue(now + math.max(0, redis.call('PTTL', lock)) * 1000) then
     redis.call('HSET', lock, 'has_waiters', '1')
-    redis.call('ZADD', queues, decimal(now + math.max(0, redis.call('PTTL', lock)) * 1000), lock_name)
-  else
-    redis.call('ZREM', queues, lock_name)
   end
   return nothing
 end

@@ -125,7 +125,10 @@ def test_expired_records_do_not_stay_for_ever(store: EngineStore, memory: Memory
 
 
 def test_durability_is_refused() -> None:
-    with pytest.raises(InvalidLockOptions, match="expected 'primary' with dlock_url='memory://'"):
+    with pytest.raises(
+        InvalidLockOptions,
+        match=r"memory:// in dlock_url has neither replicas nor a disk",
+    ):
         Settings.of(app_of(dlock_durability={"replicas": 1}))
 
 

@@ -1,30 +1,31 @@
 """The commands of the Redis store: each value goes where the script's header names it."""
 
-import inspect
 import itertools
-import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from celery_dlock.keys.key_spec import shared_name
+from celery_dlock.keys.lock_name import ONE_SEAT
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import (
+    RETRY,
     Acquired,
     AcquireRequest,
-    Grant,
+    Debounce,
     Identity,
     QueueRequest,
     Released,
     Renewal,
+    Replace,
     Requester,
 )
-from celery_dlock.store.redis import commands, operator_commands, scripts
+from celery_dlock.store.redis import commands
 from celery_dlock.store.redis.commands import Command
 from celery_dlock.store.redis.keys import LockKeys
-from celery_dlock.store.redis.scripts import Script
+from celery_dlock.store.redis.scripts import SCRIPTS, Script
+from celery_dlock.store.redis.scripts.seated import SEAT_SCRIPTS
 from celery_dlock.store.redis.store import RedisStore
 
 NAME = shared_name("x")
@@ -41,8 +42,8 @@ Case = tuple[str, Command, Values]
 CALLER: Values = {"task": "app.post", "task_id": "id", "process": "node1 77"}
 LOCK: Values = {"lock": KEYS.lock, "last_token": KEYS.last, "tombstone": KEYS.tombstone("o.1"), "acquisition": "o.1"}
 QUEUE: Values = {"waiting": WAITING, "messages": MESSAGES, "delayed": DELAYED, "queues": QUEUES, "lock_name": KEYS.name}
-ONCE: Values = {"run": KEYS.run("t"), "unsettled": KEYS.unsettled(), "requester_json": REQUESTER.text}
-QUARANTINE: Values = {"quarantine_record": KEYS.quarantine(), "quarantine_ms": "5000", "failover_epoch": "6"}
+ONCE: Values = {"run": KEYS.run("t"), "unsettled": KEYS.named("unsettled"), "requester_json": REQUESTER.text}
+QUARANTINE: Values = {"quarantine": KEYS.named("quarantine"), "quarantine_ms": "5000", "failover_epoch": "6"}
 
 
 def acquires() -> Iterator[Case]:
@@ -69,7 +70,7 @@ def acquires() -> Iterator[Case]:
             place = QueueRequest("entry", 15, True, 16, "turn", sent_us=21, park_duplicate=True)
             queued = commands.acquire(KEYS, "o.1", 10, request._replace(queue=place), terms)
             more = {
-                "dead": KEYS.dead(),
+                "dead": KEYS.named("dead"),
                 "wake": KEYS.wake,
                 "message": "entry",
                 "queue_limit": "15",
@@ -81,12 +82,12 @@ def acquires() -> Iterator[Case]:
             new = {"redelivered": "0", "may_be_copied": "0", "rank_us": "", "doubt_us": "0"}
             asked = {**values, **(copy if again else new), **QUEUE, **more, "grant_id": "turn"}
             yield "acquire_queued", queued, asked
-            debounced = {"debounced": KEYS.debounced(), "debounce_ms": "17", "debounce_max_ms": "18"}
-            replaced = {"replaced": KEYS.replaced(), "replace_max_ms": "19", "is_retry": "1"}
+            debounced = {"debounced": KEYS.named("debounced"), "debounce_ms": "17", "debounce_max_ms": "18"}
+            replaced = {"replaced": KEYS.named("replaced"), "replace_max_ms": "19", "is_retry": "1"}
             for waits, sent in (
-                (place._replace(debounce=(17, 18)), debounced),
-                (place._replace(replace=(19, 1)), replaced),
-                (place._replace(debounce=(17, 18), replace=(19, 1)), debounced | replaced),
+                (place._replace(debounce=Debounce(17, 18)), debounced),
+                (place._replace(replace=Replace(19, RETRY)), replaced),
+                (place._replace(debounce=Debounce(17, 18), replace=Replace(19, RETRY)), debounced | replaced),
             ):
                 command = commands.acquire(KEYS, "o.1", 10, request._replace(queue=waits), terms)
                 yield "acquire_queued", command, asked | sent
@@ -115,7 +116,7 @@ def releases() -> Iterator[Case]:
             del values["tombstone"]
         yield "release_queued" if queue else "release", commands.release(KEYS, "o.1", request), values
         if queue and message:
-            stopped = {"replaced": KEYS.replaced(), "body_ended": "0"}
+            stopped = {"replaced": KEYS.named("replaced"), "body_ended": "0"}
             ending = request._replace(replace="stopped")
             yield "release_queued", commands.release(KEYS, "o.1", ending), values | stopped
 
@@ -126,112 +127,9 @@ def leases() -> Iterator[Case]:
     renewed = {**lock, "acquisition": "o.1", "ttl_ms": "10", "facts": "count 2 releasing 1"}
     yield "renew", commands.renew(KEYS.lock, renewal), renewed
     yield "renew", commands.renew(KEYS.lock, renewal._replace(stoppable=True)), renewed
-    yield "inspect", commands.inspect(KEYS), lock
-    token = {**lock, "last_token": KEYS.last, "acquisition": "o.1", "token": "7"}
-    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "", "t", waited=False), token
-    yield "pass_on_wake", commands.pass_on_wake(KEYS), {"wake": KEYS.wake}
-    seeded = {**token, "run": KEYS.run("t"), "seed": "7/s"}
-    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "", "t", waited=True), token
-    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "7/s", "t", waited=False), seeded
-    yield "adopt_token", commands.adopt_token(KEYS, "o.1", 7, "7/s", "t", waited=True), seeded
-    record = {"quarantine_record": KEYS.quarantine(), "quarantine_ms": "5000", "failover_epoch": "6"}
-    yield "start_quarantine", commands.start_quarantine(KEYS.quarantine(), "5000", "6"), record
 
 
-def runs() -> Iterator[Case]:
-    lock = {"lock": KEYS.lock}
-    run = {"run": KEYS.run("t")}
-    yield "last_run", commands.last_run(KEYS, "t"), {**lock, **run}
-    run["unsettled"] = KEYS.unsettled()
-    forgotten = {"shown_mark": "o.1", "life_ms": str(commands.TOMBSTONE_MS)}
-    yield "forget_run", commands.forget_run(KEYS, "t", "o.1"), {**lock, **run, **forgotten}
-    resolved = {**lock, **run, "shown_mark": "o.1", "state": "cleared", "window_ms": "9"}
-    yield "resolve_run", commands.resolve_run(KEYS, sent=False, window_ms=9, tick="t", shown_mark="o.1"), resolved
-    done = {"done": KEYS.done(DIGEST), "identity": DIGEST, "owner": "o", "age_us": "8"}
-    marked = {**lock, **done, "life_ms": str(commands.DONE_MS)}
-    yield "mark_done", commands.mark_done(KEYS, DIGEST, "o", 8), marked
-
-
-def claims() -> Iterator[Case]:
-    lock = {"lock": KEYS.lock}
-    claimed = {"claim": KEYS.claim(), "task_id": "a"}
-    request = ClaimRequest("a", 3, 10, True, REQUESTER, "try")
-    waiters = {"waiting": WAITING, "messages": MESSAGES, "delayed": DELAYED}
-    claim = {**lock, **claimed, **waiters, "tombstone": KEYS.tombstone("try"), "attempt": "try", "life_ms": "10"}
-    claim |= {"while_running": "1", "generation": "3", "task": "app.post", "node": "node1", "short_id": "id"}
-    yield "claim", commands.claim(KEYS, request), claim
-    released = {**claimed, "generation": "3"}
-    yield "release_claim", commands.release_claim(KEYS, "a", 3, ""), released
-    attempt = {"tombstone": KEYS.tombstone("try"), "attempt": "try", "tombstone_ms": str(commands.TOMBSTONE_MS)}
-    yield "release_claim", commands.release_claim(KEYS, "a", 3, "try"), {**released, **attempt}
-    yield "extend_claim", commands.extend_claim(KEYS, "a", 10), {**claimed, "life_ms": "10"}
-
-
-def queues() -> Iterator[Case]:
-    lock = {"lock": KEYS.lock}
-    waiters = {"waiting": WAITING, "messages": MESSAGES, "delayed": DELAYED}
-    dead = {"dead": KEYS.dead(), "dead_letters": KEYS.dead_letters()}
-    queue = {**lock, **QUEUE, **dead, "absent": KEYS.absent()}
-    swept = {**queue, "wake": KEYS.wake, "granter": "s.1", "grant_timeout_ms": "4", "max_tries": "5", "foreign_ms": "6"}
-    swept |= {"seats_record": KEYS.seats_record(), "pause_ms": "7"}
-    yield "sweep", commands.sweep(KEYS, "s.1", 4, 5, 6, 7), swept
-    granted = {**lock, "queues": QUEUES, "identity": DIGEST, "lock_name": KEYS.name}
-    confirmed = {**granted, "messages": MESSAGES, "grant_timeout_ms": "4"}
-    yield "confirm_publish", commands.confirm_publish(KEYS, DIGEST, 4), confirmed
-    passed = {**granted, "grant_id": "turn", "foreign": "2"}
-    yield "decline_grant", commands.decline_grant(KEYS, Grant(DIGEST, "e", "turn"), foreign=True, present=True), passed
-    removed = {
-        **queue,
-        "wake": KEYS.wake,
-        "done": KEYS.done(DIGEST),
-        "identity": DIGEST,
-        "granter": "s.1",
-        "ended": "1",
-    }
-    removed["done_ms"] = str(commands.DONE_MS)
-    yield "remove_waiter", commands.remove_waiter(KEYS, DIGEST, "s.1", dead_letter=False, ended=True), removed
-    yield (
-        "list_waiters",
-        commands.list_waiters(KEYS, 5),
-        {**lock, **waiters, "debounced": KEYS.debounced(), "limit": "5"},
-    )
-
-
-def workers() -> Iterator[Case]:
-    due = commands.list_due_queues(["i1", "i2"], 5, 6)
-    yield "list_due_queues", due, {"indexes": "i1 i2", "limit": "5", "within_us": "6"}
-    lease = {"sweeper": "key", "worker": "w", "life_ms": "7"}
-    yield "sweep_lease", commands.sweep_lease("key", "w", 7), lease
-    saved = {"worker": "key", "process": "p", "record": "r", "life_ms": "7"}
-    yield "save_worker_record", commands.save_worker_record("key", "p", "r", 7), saved
-
-
-def operators() -> Iterator[Case]:
-    lock = {"lock": KEYS.lock}
-    waiters = {"waiting": WAITING, "delayed": DELAYED}
-    run = {"run": KEYS.run("t")}
-    seen = {**lock, **run, **waiters, "claim": KEYS.claim(), "dead": KEYS.dead()}
-    yield "describe", operator_commands.describe(KEYS, "t"), seen
-    index = operator_commands.list_index(["i1", "i2"], 5, 6)
-    yield "list_index", index, {"indexes": "i1 i2", "first": "5", "last": "6"}
-    yield "check_run", operator_commands.check_run(KEYS, "t"), {**lock, **run, "unsettled": KEYS.unsettled()}
-    dead = {"dead": KEYS.dead(), "dead_letters": KEYS.dead_letters(), "lock_name": KEYS.name, "identity": DIGEST}
-    yield "check_dead_letter", operator_commands.check_dead_letter(KEYS, DIGEST), dead
-    freed = {**lock, **QUEUE, "wake": KEYS.wake, "acquisition": "o.1", "token": "7", "force": "1"}
-    yield "free_lock", operator_commands.free_lock(KEYS, "o.1", "7", force=True), freed
-    held = {**lock, **waiters, "queues": QUEUES, "absent": KEYS.absent(), "lock_name": KEYS.name}
-    held |= {"operator": "operator:a@h", "hold_ms": "9", "reason": "why"}
-    yield "hold_lock", operator_commands.hold_lock(KEYS, "operator:a@h", 9, "why"), held
-    cancelled = {**lock, "acquisition": "o.1", "asked": "7"}
-    yield "cancel_hold", operator_commands.cancel_hold(KEYS, "o.1", "7"), cancelled
-    again = {**dead, "waiting": WAITING, "messages": MESSAGES, "queues": QUEUES, "absent": KEYS.absent()}
-    yield "requeue", operator_commands.requeue(KEYS, DIGEST), again
-    saved = {"audit": "key", "at_us": "5", "record": "{}", "limit": "9"}
-    yield "save_audit", operator_commands.save_audit("key", 5, "{}", 9), saved
-
-
-CASES = [*acquires(), *releases(), *leases(), *runs(), *claims(), *queues(), *workers(), *operators()]
-SCRIPTS = [script for script in vars(scripts).values() if isinstance(script, Script)]
+CASES = [*acquires(), *releases(), *leases()]
 
 
 def by_name(script: Script, command: Command) -> Values:
@@ -249,17 +147,55 @@ def by_name(script: Script, command: Command) -> Values:
 
 @pytest.mark.parametrize(("name", "command", "expected"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)])
 def test_command_sends_each_value_under_the_name_in_the_header(name: str, command: Command, expected: Values) -> None:
-    (script,) = (one for one in SCRIPTS if one.name == name)
+    script = SCRIPTS[name]
     assert command[0] in script.variants.values()
-    sent = by_name(script, command)
-    if name in ("forget_run", "resolve_run"):
-        assert len(sent.pop("command_id")) == 32
-    assert sent == expected
+    assert by_name(script, command) == expected
 
 
-def test_cases_cover_every_variant_of_every_script() -> None:
+def test_cases_cover_every_variant_of_their_scripts() -> None:
     covered = {command[0] for _, command, _ in CASES}
-    assert covered == {variant for script in SCRIPTS for variant in script.all_variants()}
+    assert covered == {variant for name, *_ in CASES for variant in SCRIPTS[name].all_variants()}
+
+
+def test_command_sends_values_under_the_names_of_the_header() -> None:
+    given = {"granter": "s.1", "grant_timeout_ms": 4, "max_tries": 5, "foreign_ms": 6, "pause_ms": True}
+    dead = {"dead": KEYS.named("dead"), "dead_letters": KEYS.named("dead_letters")}
+    expected = {**QUEUE, **dead, "lock": KEYS.lock, "wake": KEYS.wake, "seats": KEYS.named("seats")}
+    expected |= {
+        "absent": KEYS.named("absent"),
+        **{name: str(int(one)) for name, one in given.items() if name != "granter"},
+    }
+    sent = commands.command("sweep", KEYS, **given)
+    assert by_name(SCRIPTS["sweep"], sent) == {**expected, "granter": "s.1"}
+    on_seat = commands.command("sweep", KEYS, seats=3, **given)
+    assert by_name(SEAT_SCRIPTS["sweep"], on_seat) == {**expected, "granter": "s.1", "seat_limit": "3"}
+    assert commands.command("sweep", KEYS, seats=ONE_SEAT, **given) == sent
+
+
+def test_command_spreads_the_keys_of_a_variadic_name() -> None:
+    due = commands.command("list_due_queues", None, indexes=["i1", "i2"], limit=5, within_us=6)
+    assert due == (SCRIPTS["list_due_queues"].variant(), ("i1", "i2", "5", "6"))
+
+
+def test_command_with_groups_has_their_keys_and_arguments() -> None:
+    given = {"task_id": "a", "generation": 3, "tombstone": "t", "attempt": "try", "tombstone_ms": 9}
+    undone = commands.command("release_claim", KEYS, "unconfirmed", **given)
+    expected = {**given, "claim": KEYS.named("claim"), "generation": "3", "tombstone_ms": "9"}
+    assert by_name(SCRIPTS["release_claim"], undone) == expected
+
+
+def test_command_with_a_wrong_or_a_missing_name_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"list_due_queues\.lua has no key or argument of the name within"):
+        commands.command("list_due_queues", None, indexes=["i1"], limit=5, within_us=6, within=6)
+    with pytest.raises(KeyError, match="within_us"):
+        commands.command("list_due_queues", None, indexes=["i1"], limit=5)
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS.values(), *SEAT_SCRIPTS.values()], ids=lambda script: script.name)
+def test_each_key_in_a_header_has_a_kind_or_needs_more_than_the_lock_name(script: Script) -> None:
+    more = {"audit", "done", "indexes", "last_token", "lock", "run", "sweeper", "tombstone", "worker"}
+    for key in script.keys:
+        assert key.name in more or KEYS.named(key.name)
 
 
 @pytest.mark.parametrize(("_name", "command", "_expected"), CASES)
@@ -272,27 +208,8 @@ def test_packed_command_has_the_lengths_of_the_header(_name: str, command: Comma
 
 
 def script_is_variadic(name: str) -> bool:
-    (script,) = (one for one in SCRIPTS if one.name == name)
+    script = SCRIPTS[name]
     return any(one.variadic for one in (*script.keys, *script.args))
-
-
-def names_of(annotation: Any) -> set[str]:
-    """The names of the fields of a record."""
-    return set(getattr(annotation, "_fields", ()))
-
-
-BUILDERS = {name: getattr(module, name) for module in (commands, operator_commands) for name in module.__all__}
-
-
-@pytest.mark.parametrize("name", [name for name in BUILDERS if name.islower()])
-def test_builder_parameters_are_records_or_names_of_the_header(name: str) -> None:
-    """A parameter that the header does not name is a record, a flag that becomes an argument, or part of a key."""
-    builder = BUILDERS[name]
-    (script,) = (one for one in SCRIPTS if one.name == name)
-    header = {one.name for one in (*script.keys, *script.args)}
-    hints = typing.get_type_hints(builder)
-    plain = {one for one in inspect.signature(builder).parameters if not names_of(hints[one])}
-    assert plain - header <= {"quarantine", "tick", "sent", "present", "dead_letter", "waited"}
 
 
 class FakeTopology:
@@ -320,9 +237,9 @@ def test_plain_acquire_and_release_send_one_command_of_15_and_8_words() -> None:
     assert isinstance(acquired, Acquired)
     assert (acquired.token, acquired.rank_us) == (7, 1_700_000_000_000_000 - 11)
     assert store.release(NAME, "o.1", ReleaseRequest(final=True, identity=DIGEST)) == Released(True, False)
-    acquire = ("EVALSHA", scripts.ACQUIRE.variant("message").sha, "4", KEYS.lock, KEYS.last, KEYS.tombstone("o.1"))
+    acquire = ("EVALSHA", SCRIPTS["acquire"].variant("message").sha, "4", KEYS.lock, KEYS.last, KEYS.tombstone("o.1"))
     acquire += (KEYS.done(DIGEST), "o.1", "30000", DIGEST, "11", "0", "app.post", "id", "node1 77")
-    release = ("EVALSHA", scripts.RELEASE.variant("message").sha, "3", KEYS.lock, KEYS.wake)
+    release = ("EVALSHA", SCRIPTS["release"].variant("message").sha, "3", KEYS.lock, KEYS.wake)
     release += (KEYS.done(DIGEST), "o.1", str(commands.DONE_MS))
     assert topology.sent == [packed(acquire), packed(release)]
 

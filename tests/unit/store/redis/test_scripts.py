@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 
 from celery_dlock.store.redis import scripts
-from celery_dlock.store.redis.scripts import Script
+from celery_dlock.store.redis.scripts import SCRIPTS, Script
 from celery_dlock.store.redis.scripts.seated import SEAT_SCRIPTS, SHARED_PARTS, SeatScript
 
 HEADER = """-- try: a script of this test.
@@ -28,12 +28,8 @@ def made(text: str = HEADER + BODY, parts: dict[str, str] | None = None) -> Scri
     return Script("try", text, parts or {})
 
 
-def plain_scripts() -> list[Script]:
-    return [script for script in vars(scripts).values() if isinstance(script, Script)]
-
-
 def all_scripts() -> list[Script]:
-    return [*plain_scripts(), *SEAT_SCRIPTS.values()]
+    return [*SCRIPTS.values(), *SEAT_SCRIPTS.values()]
 
 
 def lua_files() -> Iterator[tuple[str, str]]:
@@ -160,10 +156,9 @@ def test_parts_stand_in_place_of_their_include_line() -> None:
 
 
 def test_loaded_scripts_are_all_files() -> None:
-    folder = resources.files(scripts)
-    files = {file.name.removesuffix(".lua") for file in folder.iterdir() if file.name.endswith(".lua")}
-    assert {script.name for script in plain_scripts()} == files
-    assert {name.lower() for name, script in vars(scripts).items() if isinstance(script, Script)} == files
+    files = {path.removesuffix(".lua") for path, _ in LUA_FILES if "/" not in path}
+    assert SCRIPTS.keys() == files
+    assert all(script.name == name for name, script in SCRIPTS.items())
 
 
 def test_loaded_seat_scripts_and_parts_are_all_files() -> None:
@@ -175,9 +170,9 @@ def test_loaded_seat_scripts_and_parts_are_all_files() -> None:
 
 @pytest.mark.parametrize("script", SEAT_SCRIPTS.values(), ids=lambda script: script.name)
 def test_seat_script_has_all_of_the_plain_script_and_what_its_header_adds(script: SeatScript) -> None:
-    plain = scripts.__dict__[script.name.removeprefix("seats/").upper()]
-    assert script.keys == (*plain.keys, *script.own.keys)
-    assert script.args == (*script.own.args, *plain.args)
+    plain = SCRIPTS[script.name.removeprefix("seats/")]
+    assert script.keys[: len(plain.keys)] == plain.keys
+    assert script.args[1:] == plain.args
     assert script.groups == plain.groups
     names = [one.name for one in (*script.keys, *script.args)]
     assert len(names) == len(set(names))
@@ -200,5 +195,5 @@ def test_script_header_says_why_it_is_safe_to_send_twice(name: str, text: str) -
 def test_script_uses_every_name_that_its_header_declares(script: Script) -> None:
     body = code_of(script.variant(*script.groups).source.decode().partition("-- ")[2])
     unused = [one.name for one in (*script.keys, *script.args) if not re.search(rf"\b{one.name}\b", body)]
-    # "absent" is a name in the script's slot that no key has, see LockKeys.absent.
+    # "absent" is a name in the script's slot that no key has, see the keys of a bucket in store/redis/keys.
     assert unused in ([], ["absent"])

@@ -8,7 +8,6 @@ import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
 from celery_dlock.errors import StoreNotReady
-from celery_dlock.store.redis.endpoint import ServerEndpoint
 from celery_dlock.store.redlock.endpoint import MemberEndpoint, SameServer
 from tests.unit.store.replies import connection_with_reply
 
@@ -20,7 +19,7 @@ def server(run_id: str) -> Any:
 @pytest.fixture
 def doors() -> list[MemberEndpoint]:
     names: dict[str, str] = {}
-    return [MemberEndpoint(ServerEndpoint({"host": name}), name, names) for name in "abc"]
+    return [MemberEndpoint({"host": name}, name, names) for name in "abc"]
 
 
 def test_server_of_another_name_is_refused_with_both_names(doors: list[MemberEndpoint]) -> None:

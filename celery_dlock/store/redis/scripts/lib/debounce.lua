@@ -15,17 +15,12 @@
 
 local record = redis.call('HMGET', debounced, 'identity', 'rank', 'task_id', 'due_at_last', 'started')
 local newest, newest_rank, newest_id, due_at_last, started = unpack(record)
-local replaced_by = queued and redis.call('HGET', messages, identity .. ':replaced_by')
 local older = started and newest ~= identity and tonumber(rank) < tonumber(started)
 
 if for_this_grant then
   if replaced_by or older then
-    local its_message = redis.call('HGET', messages, identity)
     begin_writing()
-    await_end(identity, rank, replaced_by or newest_id)
-    local waiter, next_message, next_grant = grant_or_free(now, acquisition)
-    keep_notify(inherited_notify, waiter)
-    return parked(waiter, next_message, next_grant, identity, its_message, replaced_by or newest_id)
+    return give_way(replaced_by or newest_id)
   end
   if not newest then
     -- The record expired while the call waited, for example while all workers were away.
@@ -33,30 +28,20 @@ if for_this_grant then
     redis.call('PEXPIRE', debounced, debounced_life_ms)
   end
 elseif queued then
-  local waiter, its_message, its_grant = unpublished_grant(acquisition)
-  if replaced_by then
-    -- A newer call replaced this one. If this is the second copy of the command that parked it, the worker that sent
-    -- both has to store its end.
-    return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), replaced_by)
-  end
-  return parked(waiter, its_message, its_grant, evicted_by_this())
+  return queued_answer()
 else
   if message == '' then
     return {'queue', redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed), rank}
   end
-  local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
-  local pending = newest_message and not redis.call('HGET', messages, newest .. ':replaced_by')
-  if older or (pending and tonumber(rank) < tonumber(newest_rank)) then
-    sweep_at(now + END_WITHIN_US)
-    await_end(identity, rank, newest_id, message)
-    local waiter, its_message, its_grant = grant_if_free()
-    return parked(waiter, its_message, its_grant, identity, message, newest_id)
+  local newest_message = message_of_waiter(newest)
+  if older or (newest_message and tonumber(rank) < tonumber(newest_rank)) then
+    return park_replaced(newest_id)
   end
   local due, last = now + debounce_ms * 1000, now + debounce_max_ms * 1000
-  local evicted, evicted_message
   -- A granted call is about to start, so it is not replaced.
-  if pending and holder ~= 'grant:' .. newest then
-    evicted, evicted_message, last = newest, newest_message, tonumber(due_at_last)
+  local evicted = newest_message and holder ~= grant_to(newest) and newest or nil
+  if evicted then
+    last = tonumber(due_at_last)
     due = math.max(due, tonumber(redis.call('ZSCORE', delayed, newest) or 0))
   end
   due = math.min(due, last)
@@ -71,5 +56,5 @@ else
   redis.call('HSET', debounced, 'identity', identity, 'rank', rank, 'task_id', task_id, 'due_at_last', decimal(last))
   redis.call('PEXPIRE', debounced, debounced_life_ms)
   local waiter, its_message, its_grant = grant_if_free()
-  return parked(waiter, its_message, its_grant, evicted, evicted_message, task_id)
+  return parked(waiter, its_message, its_grant, evicted, evicted and newest_message, task_id)
 end

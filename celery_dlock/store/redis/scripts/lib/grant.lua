@@ -1,6 +1,6 @@
 -- lib/grant: reserve a free lock for the waiter with the lowest rank.
 -- @uses lock waiting messages delayed queues lock_name
--- @after time
+-- @after time acquisition message
 --
 -- A grant is a lock without an expiry, whose acq is "grant:" and the waiter's identity. Only a script ends it: the
 -- waiter takes the lock, the waiter is removed, or a sweep finds the grant due. Until its message is known to be
@@ -39,13 +39,14 @@ local function schedule_next_sweep()
   end
 end
 
--- Return task name and task id from the first line of a message, "" for a part that is missing.
-local function task_of(message)
-  local readable, names = pcall(cjson.decode, string.match(message, '^[^\n]*'))
-  if not readable or type(names) ~= 'table' then
-    return '', ''
+-- If calls may wait, have the queue swept at `due` (us), else drop its name from the index. Return whether they may.
+local function index_queue(due)
+  if redis.call('EXISTS', waiting, delayed, messages) > 0 then
+    redis.call('ZADD', queues, decimal(due), lock_name)
+    return true
   end
-  return type(names[1]) == 'string' and names[1] or '', type(names[2]) == 'string' and names[2] or ''
+  redis.call('ZREM', queues, lock_name)
+  return false
 end
 
 -- Grant the lock, which is free or ends now. Return the waiter's identity, its message, and the grant's id, or nil if no call waits.
@@ -66,7 +67,7 @@ local function grant_next(now, granter)
       local task_name, task_id = task_of(message)
       redis.call('ZADD', queues, due, lock_name)
       redis.call('DEL', lock)
-      redis.call('HSET', lock, 'acq', 'grant:' .. waiter, 'identity', waiter, 'token', '0', 'count', '0',
+      redis.call('HSET', lock, 'acq', grant_to(waiter), 'identity', waiter, 'token', '0', 'count', '0',
                  'since', grant_id, 'task', task_name, 'id', task_id, 'process', '',
                  'rank', first[2], 'due', due, 'granter', granter, 'has_waiters', '1')
       redis.call('ZREM', waiting, waiter)

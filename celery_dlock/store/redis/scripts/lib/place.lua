@@ -1,5 +1,5 @@
 -- lib/place: the place of a waiter in its queue.
--- @uses waiting
+-- @uses waiting delayed
 -- @after time
 --
 -- A place is the waiter's rank, moved to the time of publication. But a duplicate of a message that has started
@@ -19,7 +19,8 @@ local function shown_place(place)
   return tonumber(place) < 0 and decimal(place + BEFORE_ALL_US) or place
 end
 
--- Return how many members of `waiting` are duplicates of started messages.
-local function count_duplicates()
-  return #redis.call('ZRANGEBYSCORE', waiting, '-inf', '(0', 'LIMIT', '0', MOST_DUPLICATES)
+-- Return how many calls wait. Duplicates of started messages in `waiting` do not count, those in `delayed` do.
+local function count_waiters()
+  local duplicates = redis.call('ZRANGEBYSCORE', waiting, '-inf', '(0', 'LIMIT', '0', MOST_DUPLICATES)
+  return redis.call('ZCARD', waiting) - #duplicates + redis.call('ZCARD', delayed)
 end

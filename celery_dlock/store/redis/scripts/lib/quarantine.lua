@@ -1,5 +1,5 @@
 -- lib/quarantine: refuse new locks while this server may have lost leases that have not expired.
--- @uses quarantine_record quarantine_ms failover_epoch
+-- @uses quarantine quarantine_ms failover_epoch
 --
 -- After a failover, a FLUSHALL or a restart without its data, a server does not know all owners. It grants nothing new
 -- until the leases that it may have lost have expired. It still renews and releases the leases that it has, and it
@@ -19,7 +19,7 @@
 local function quarantine_left_ms(now)
   local replication = redis.call('INFO', 'replication')
   local replication_id = string.match(replication, 'master_replid:(%x+)')
-  local text = redis.call('MGET', quarantine_record)[1] or ''
+  local text = redis.call('MGET', quarantine)[1] or ''
   local last_run_id, last_replication_id, ends_at, length_ms, last_epoch =
     string.match(text, '^(%x+) (%x+) (%d+) (%d+) (%d+)$')
   local run_id, started = last_run_id, false
@@ -41,7 +41,7 @@ local function quarantine_left_ms(now)
   ends_at = math.min(ends_at, now + length_ms * 1000)
   local record = string.format('%s %s %.0f %.0f %.0f', run_id, replication_id, ends_at, length_ms, epoch)
   if record ~= text then
-    redis.call('SET', quarantine_record, record)
+    redis.call('SET', quarantine, record)
   end
   return math.ceil((ends_at - now) / 1000), started and '1' or '0'
 end

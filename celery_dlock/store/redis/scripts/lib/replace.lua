@@ -23,11 +23,9 @@ local CLOCK_STEP_US = 1000000
 local record = redis.call('HMGET', replaced, 'newest', 'newest_rank', 'newest_id', 'started_rank', 'started_id',
                           'busy_since', 'stop:' .. identity)
 local newest, newest_rank, newest_id, started_rank, started_id, busy_since, stopped_by = unpack(record)
-local replaced_by = queued and redis.call('HGET', messages, identity .. ':replaced_by')
 -- No body has ended by itself for replace_max_ms, so the running one is left alone.
 local left_alone = busy_since and now - busy_since >= replace_max_ms * 1000
-local newest_message = newest and newest ~= identity and redis.call('HGET', messages, newest)
-local pending = newest_message and not redis.call('HGET', messages, newest .. ':replaced_by')
+local newest_message = message_of_waiter(newest)
 
 -- The id of a newer call that has started. A retry is as old as the run that it repeats. After self.replace ("2"), the
 -- message has the id of a call that may have run under another name. Such a message is as old as its own rank.
@@ -41,7 +39,7 @@ if started_id and tonumber(started_rank) <= now + CLOCK_STEP_US then
     started_later = started_id
   end
 end
-local another = pending and newest_id ~= task_id and newest_id
+local another = newest_message and newest_id ~= task_id and newest_id
 local newer = another and tonumber(rank) < tonumber(newest_rank) and newest_id
 
 -- Ask the holder to stop, once. Only a holder that took the lock under this policy listens.
@@ -59,52 +57,31 @@ if for_this_grant then
   -- This call may have been granted the lock before a newer one came.
   local by = replaced_by or stopped_by or started_later or (not left_alone and another)
   if by then
-    local its_message = redis.call('HGET', messages, identity)
     begin_writing()
     if not busy_since then
       -- No body starts while each granted call finds a newer one. So the time for replace_max_ms begins here.
       redis.call('HSET', replaced, 'busy_since', decimal(now))
       redis.call('PEXPIRE', replaced, decimal(REPLACED_MS + replace_max_ms))
     end
-    await_end(identity, rank, by)
-    redis.call('HDEL', replaced, 'stop:' .. identity)
-    local waiter, next_message, next_grant = grant_or_free(now, acquisition)
-    keep_notify(inherited_notify, waiter)
-    return parked(waiter, next_message, next_grant, identity, its_message, by)
+    return give_way(by)
   end
 elseif queued then
-  local waiter, its_message, its_grant = unpublished_grant(acquisition)
-  if replaced_by then
-    -- A newer call replaced this one. If this is the second copy of the command that parked it, the worker that sent
-    -- both has to store its end.
-    return parked(waiter, its_message, its_grant, identity, redis.call('HGET', messages, identity), replaced_by)
-  end
-  return parked(waiter, its_message, its_grant, evicted_by_this())
-elseif stopped_by or started_later or held or preceded or pending then
+  return queued_answer()
+elseif stopped_by or started_later or held or preceded or newest_message then
   if message == '' then
-    local waiters = redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed)
-    if held then
-      return describe_holder('queue', waiters, rank)
-    end
-    return {'queue', waiters, rank}
+    return must_wait(redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed))
   end
   local by = stopped_by or started_later or newer
   if by then
-    sweep_at(now + END_WITHIN_US)
-    await_end(identity, rank, by, message)
-    redis.call('HDEL', dead, identity)
-    redis.call('HDEL', replaced, 'stop:' .. identity)
-    local waiter, its_message, its_grant = grant_if_free()
-    return parked(waiter, its_message, its_grant, identity, message, by)
+    return park_replaced(by)
   end
   sweep_at(math.huge)
   redis.call('ZADD', waiting, rank, identity)
   redis.call('HSET', messages, identity, message)
   redis.call('HDEL', dead, identity)
-  local evicted, evicted_message
   -- A granted call that finds this newer one ends itself.
-  if pending and holder ~= 'grant:' .. newest then
-    evicted, evicted_message = newest, newest_message
+  local evicted = newest_message and holder ~= grant_to(newest) and newest or nil
+  if evicted then
     await_end(newest, newest_rank, task_id)
     redis.call('HSET', messages, identity .. ':evicted', newest)
   end
@@ -114,5 +91,5 @@ elseif stopped_by or started_later or held or preceded or pending then
     request_stop()
   end
   local waiter, its_message, its_grant = grant_if_free()
-  return parked(waiter, its_message, its_grant, evicted, evicted_message, task_id)
+  return parked(waiter, its_message, its_grant, evicted, evicted and newest_message, task_id)
 end

@@ -30,8 +30,3 @@ local function read_run_mark(key)
   -- MGET, because GET fails on a key of another type.
   return parse_run_mark(redis.call('MGET', key)[1])
 end
-
--- What an operator is shown of a mark, to tell it from a later one. An unknown or a cleared mark may have no acquisition.
-local function mark_shown(mark)
-  return mark.acquisition ~= '' and mark.acquisition or 'at:' .. (mark.at or '')
-end

@@ -2,15 +2,11 @@
 -- Safe to send twice: the second copy finds the seat of its own acquisition, or names the grant of the first copy. No
 -- reply names the other seats that the first copy granted: they are due, so a sweep publishes their messages.
 --
--- It has the keys and the arguments of acquire_queued, and these:
--- @keys seats  string: the record of the seats, seats/common
--- @keys seat_wake  list: lib/wake
--- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
--- @args seat_limit  limit of the task; "0": the caller does not know it
+-- seats/common has its keys and arguments.
 -- @reply "token since_us rank_us seat"  acquired
 -- @reply as acquire_queued  it has to wait, or it is not to run
 
--- @include time grant seats/common seats/choose seats/queue
+-- @include time acquisition wake holder expiry message grant seats/common seats/choose seats/queue
 
 -- Grant the free seats to waiters. If the limit has grown, or a lease has expired, a seat is free although calls wait.
 local function grant_free_seats()

@@ -1,13 +1,13 @@
 -- seats/choose: which seat an acquire asks for.
--- @uses lock acquisition identity notify seats seat_wake seat_limit
--- @after seats/common
+-- @uses lock acquisition identity notify seats wake seat_limit
+-- @after time acquisition wake holder expiry seats/common
 
 local function is_running(seat)
-  return seat.identity == identity and string.sub(seat.acq, 1, 6) ~= 'grant:'
+  return seat.identity == identity and kind_of(seat.acq) ~= 'grant'
 end
 
 local function is_for_this(seat)
-  return seat.acq == 'grant:' .. identity or seat.acq == 'reserved:' .. identity
+  return seat.acq == grant_to(identity) or seat.acq == reservation_for(identity)
 end
 
 local function awaits_this(seat)
@@ -38,22 +38,13 @@ local function busiest_seat()
   local chosen, soonest_ms
   for place = 0, places - 1 do
     if taken[place] then
-      local key = seat_key(place)
-      local releasing, ttl_ms, due = unpack(redis.call('HMGET', key, 'releasing', 'ttl', 'due'))
-      local left_ms = redis.call('PTTL', key)
-      if ttl_ms and (left_ms < 0 or left_ms > tonumber(ttl_ms)) then
-        -- As lib/expiry.
-        redis.call('PEXPIRE', key, ttl_ms)
-        left_ms = tonumber(ttl_ms)
-      end
-      if due then
-        left_ms = math.max(0, due / 1000 - clock_s * 1000)
-      end
+      lock = seat_key(place)
+      repair_expiry()
       if notify ~= '0' then
-        redis.call('HSET', key, 'notify', '1')
+        redis.call('HSET', lock, 'notify', '1')
       end
       if place < allowed then
-        left_ms = releasing and -1 or left_ms
+        local left_ms = redis.call('HGET', lock, 'releasing') and -1 or remaining_ms()
         if not chosen or left_ms < soonest_ms then
           chosen, soonest_ms = place, left_ms
         end
@@ -74,8 +65,8 @@ local function wake_others(place)
       one_is_free = true
     end
   end
-  if one_is_free and redis.call('EXISTS', seat_wake) == 0 and type(redis.pcall('RPUSH', seat_wake, '1')) == 'number' then
-    redis.call('PEXPIRE', seat_wake, '2000')
+  if one_is_free then
+    wake_one()
   end
 end
 

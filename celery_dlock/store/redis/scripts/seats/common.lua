@@ -5,6 +5,11 @@
 -- on_seat(). That function is the whole script of a lock: acquire, release and so on. So each seat has its own holder,
 -- expiry and crash handling. The queue, the done marks and the highest token are those of the name and its bucket.
 --
+-- A file has the keys and the arguments of that script, and these:
+--   seats        the key of the record of the seats
+--   absent       no key has this name: with it, a Cluster runs the script only where no key of its slot is migrating
+--   seat_limit   argument: the limit of the task; "0": the caller does not know it
+--
 -- Seat 0 has the key of the lock itself. Seat k has that key, a colon and k. Calls with a smaller limit look at all
 -- seats that may be held, because a duplicate of their message may run there.
 --

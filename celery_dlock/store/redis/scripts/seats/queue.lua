@@ -1,6 +1,6 @@
 -- seats/queue: the queue that the seats of a name share.
 -- @uses lock waiting delayed queues lock_name
--- @after seats/common time grant
+-- @after time acquisition grant seats/common
 
 local earlier_due = redis.call('ZSCORE', queues, lock_name)
 
@@ -38,7 +38,7 @@ local function grant_for_sweep(place, granter)
   if waiter then
     redis.call('HSET', lock, 'due', decimal(now))
     earlier_due = decimal(now)
-    taken[place] = {acq = 'grant:' .. waiter, identity = waiter, granter = granter}
+    taken[place] = {acq = grant_to(waiter), identity = waiter, granter = granter}
     used_places = math.max(used_places, place + 1)
   end
   return waiter

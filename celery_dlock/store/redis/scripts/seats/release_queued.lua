@@ -2,16 +2,13 @@
 -- Safe to send twice: the second copy finds the seat that the first one granted. It names that grant until the message
 -- is known to be published.
 --
--- It has the keys and the arguments of release_queued, and these:
--- @keys seats  string: the record of the seats, seats/common
--- @keys absent  no key has this name: with it, a Cluster runs this script only where no key of its slot is migrating
--- @args seat_limit  limit of the task; "0": the caller does not know it
+-- seats/common has its keys and arguments.
 -- @reply as release_queued
 
--- @include time full_memory grant seats/common seats/queue
+-- @include time acquisition full_memory message grant seats/common seats/queue
 
 local place = seat_of(acquisition) or
-  (identity ~= '' and seat_where(function(seat) return seat.acq == 'grant:' .. identity end)) or 0
+  (identity ~= '' and seat_where(function(seat) return seat.acq == grant_to(identity) end)) or 0
 lock = seat_key(place)
 begin_writing()
 if taken[place] and taken[place].acq == acquisition and has_waiters() then

@@ -2,12 +2,10 @@
 -- Safe to send twice: the second copy first visits the seat that the first copy granted. It names that grant until the
 -- message is published.
 --
--- It has the keys and the arguments of sweep, and these:
--- @keys seats  string: the record of the seats, seats/common
--- @args seat_limit  limit of the task; "0": the caller does not know it
+-- seats/common has its keys and arguments.
 -- @reply as sweep  about that seat
 
--- @include time grant seats/common seats/queue full_memory parked_rank places
+-- @include time acquisition message grant seats/common seats/queue full_memory places
 
 -- Another seat may have become free since the first copy of this command. It must not hide the grant of the first copy.
 local first_place = granted_seat(granter) or 0
@@ -16,7 +14,7 @@ local UNSET = '1'
 begin_writing()
 local granted = {}
 for _, seat in pairs(taken) do
-  granted[string.match(seat.acq, '^grant:(.*)') or ''] = true
+  granted[kind_of(seat.acq) == 'grant' and seat.identity or ''] = true
 end
 restore_places(server_time_us(), granted)
 

@@ -9,13 +9,12 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from celery_dlock.errors import StoreNotReady
 from celery_dlock.store.redis.cluster.endpoint import NodeEndpoint, UnexpectedNode
-from celery_dlock.store.redis.endpoint import ServerEndpoint
 from tests.unit.store.replies import connection_with_reply
 
 
 @pytest.fixture
 def endpoint() -> NodeEndpoint:
-    return NodeEndpoint(ServerEndpoint({"host": "a"}), lambda: b"id1")
+    return NodeEndpoint({"host": "a"}, lambda: b"id1")
 
 
 @pytest.mark.parametrize("told", [b"id1", NoPermissionError("no CLUSTER")])
