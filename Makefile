@@ -166,7 +166,7 @@ test-slow: .venv/.ready
 # The proof of a backend of the engine: contract, random histories and stateful tests, three ways.
 BACKEND = memory
 prove-backend: .venv/.ready
-	DLOCK_TEST_BACKEND=$(BACKEND) $(BIN)/python -m pytest -q -n 2 --dist load -m 'engine and not slow' tests/contract
+	DLOCK_TEST_BACKEND=$(BACKEND) $(BIN)/python -m pytest -q -n 2 --dist load -m 'not slow' -k $(BACKEND) tests/contract
 
 # 10,000 random histories, which would take longer than the rest of test-slow together.
 histories: .venv/.ready

@@ -16,6 +16,7 @@ from celery_dlock.keys.key_spec import BUCKETS
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Grant, Identity, QueueRequest
 from celery_dlock.store.redis.keys import LockKeys
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.queue_sweeper import SWEEP_INTERVAL, QueueSweeper
 from tests.support.stores import name_in
 
@@ -156,7 +157,7 @@ def _server(step: str) -> Callable[[Queue], list[float]]:
 def _many_locks(environment: Environment, count: int) -> list[Target]:
     """Measure the sweeper's rounds over many locks with waiters."""
     runtime = environment.tasks.queued.dlock
-    sweeper = QueueSweeper(runtime, list, lambda call: call(), lambda: False)
+    sweeper = QueueSweeper(DeliveryRegistry(runtime), lambda call: call(), lambda: False)
     entries = environment.parked_entries("many", range(1, 1 << 32))
     _round(environment, sweeper, "loads the scripts", 0)
     rows = [_round(environment, sweeper, "no queues at all", 0)]

@@ -358,14 +358,15 @@ class _WatchdogHooks(WatchdogHooks):
 
     def lost(self, record: LeaseRecord, reason: Loss) -> None:
         owner = owner_of(record.acquisition)
-        logger.warning("the lease of %s is lost: %s", record.name, reason)  # log here: a listener may block the thread
+        # Log here: a listener may block the thread.
+        logger.warning("the lease of %s is lost: %s", record.name, reason.text)
         self._errands.add(lambda: self._tell(record.name, owner, reason))
 
     def _tell(self, name: LockName, owner: str, reason: Loss) -> None:
         with no_fork():
             facts = self._runtime.worker.describe(owner)
             self._runtime.counts.count("lost", facts.get("task", task_of_name(name)), reason.cause.value)
-            self._runtime.listeners.emit("lost", name=name.text, owner=owner, reason=reason, **facts)
+            self._runtime.listeners.emit("lost", name=name.text, owner=owner, reason=reason.text, **facts)
 
     def renewed(self, margin: float) -> None:
         self._runtime.counts.observe("renewal_margin_seconds", margin)

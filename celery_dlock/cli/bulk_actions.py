@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -50,7 +51,7 @@ def queue_drop(target: str | None, task: str | None, **how: Any) -> None:
     name, wanted = _target(target, task)
     with session() as opened:
         waiters = [one for one in opened.control.waiting(name, limit=_ALL) if _matches(one, wanted, task)]
-        _drop(opened, waiters, wanted, how)
+        _act(opened, "drop", waiters, wanted, how)
 
 
 @click.group(cls=ListByDefault)
@@ -79,11 +80,7 @@ def dead_list(name: str | None, task: str | None, form: str | None) -> None:
 def dead_requeue(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
     name, wanted = _target(target, task, every or None)
     with session() as opened:
-
-        def requeue(letter: Any, reason: str) -> bool:
-            return opened.control.requeue(letter.name, letter.identity, reason=reason)
-
-        opened.act("requeue", _letters(opened, name, wanted, task), requeue, exact=bool(wanted), **how)
+        _act(opened, "requeue", _letters(opened, name, wanted, task), wanted, how)
 
 
 @dead.command("drop", help=f"{ACTIONS['drop'].about} Targets: NAME, NAME/ID, --task or --all.")
@@ -94,7 +91,7 @@ def dead_requeue(target: str | None, task: str | None, every: bool, **how: Any) 
 def dead_drop(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
     name, wanted = _target(target, task, every or None)
     with session() as opened:
-        _drop(opened, _letters(opened, name, wanted, task), wanted, how)
+        _act(opened, "drop", _letters(opened, name, wanted, task), wanted, how)
 
 
 def _letters(opened: Session, name: str | None, wanted: str, task: str | None) -> list[Any]:
@@ -129,12 +126,8 @@ def claims_list(task: str | None, limit: int, cursor: str, form: str | None) -> 
 def claims_drop(name: str | None, task: str | None, **how: Any) -> None:
     _target(name, task)
     with session() as opened:
-
-        def drop(claim: Any, reason: str) -> bool:
-            return opened.control.drop_claim(claim.name, task_id=claim.task_id, reason=reason)
-
         views = [opened.control.lock(name)] if name else opened.control.all_locks(task=task, state="claimed")
-        opened.act("drop_claim", [view.claim for view in views if view.claim], drop, exact=bool(name), **how)
+        _act(opened, "drop_claim", [view.claim for view in views if view.claim], name, how)
 
 
 def _target(target: str | None, *others: object) -> tuple[str | None, str]:
@@ -149,13 +142,15 @@ def _matches(one: Any, wanted: str, task: str | None) -> bool:
     return (not wanted or wanted in (one.identity, one.task_id)) and task in (None, one.task)
 
 
-def _drop(opened: Session, items: list[Any], wanted: str, how: dict[str, Any]) -> None:
+def _act(opened: Session, verb: str, items: list[Any], wanted: str | None, how: dict[str, Any]) -> None:
     import_tasks(opened.app)  # a dropped message's task stores its result
-
-    def drop(item: Any, reason: str) -> bool:
-        return opened.control.drop(item.name, item.identity, reason=reason)
-
-    opened.act("drop", items, drop, exact=bool(wanted), **how)
+    control = opened.control
+    calls: dict[str, Callable[[Any, str], bool]] = {
+        "requeue": lambda one, reason: control.requeue(one.name, one.identity, reason=reason),
+        "drop": lambda one, reason: control.drop(one.name, one.identity, reason=reason),
+        "drop_claim": lambda one, reason: control.drop_claim(one.name, task_id=one.task_id, reason=reason),
+    }
+    opened.act(verb, items, calls[verb], exact=bool(wanted), **how)
 
 
 COMMANDS: Final = (queue, dead, claims)

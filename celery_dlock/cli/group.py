@@ -10,7 +10,7 @@ from ..reports.durations import shown_duration
 from ..reports.facts import Table
 from ..reports.tables import AUDIT, LOCKS, UNKNOWN_OUTCOMES
 from ..utils.text import printable
-from . import bulk_actions, check, lock_actions, metrics, watch, web
+from . import bulk_actions, check, lock_actions, metrics, migrate, watch, web
 from .options import DURATION, JSON, formats, listing, option
 from .output import note
 from .session import NOTHING, Session, import_tasks, session, singleton_task
@@ -174,6 +174,6 @@ def audit(limit: int, form: str | None) -> None:
 
 
 for command in (
-    *lock_actions.COMMANDS, *bulk_actions.COMMANDS, check.check, watch.watch, metrics.metrics, web.web
+    *lock_actions.COMMANDS, *bulk_actions.COMMANDS, check.check, migrate.migrate, watch.watch, metrics.metrics, web.web
 ):  # fmt: skip
     dlock.add_command(command)

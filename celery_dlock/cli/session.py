@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 NOTHING: Final = 1
-USAGE: Final = 2
+# 2 is click's: wrong usage.
 REFUSED: Final = 3
 PARTLY: Final = 4
 UNAVAILABLE: Final = 69

@@ -100,6 +100,8 @@ def _check_durability(settings: Settings) -> None:
     own = settings.durability
     if own != PRIMARY:
         settings.features.require("durability", f"invalid dlock_durability={shown_durability(own)}", "'primary'")
+    if settings.quarantine:
+        settings.features.require("quarantine", f"invalid dlock_quarantine={settings.quarantine:g}", "None")
     check_timeout(own, settings.timeout)
 
 

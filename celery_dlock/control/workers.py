@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kombu.exceptions import KombuError
 
@@ -26,6 +26,9 @@ LOST_WITHIN: Final = 3600.0
 CONNECT_TIMEOUT: Final = 2
 #: Seconds since the last round after which a running watchdog counts as late. A round takes up to 3 s.
 LATE: Final = 10.0
+
+
+Watchdog = Literal["", "ok", "idle", "late", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class WorkerView:
     version: str = ""
     pool: str = ""
     pid: int = 0
-    watchdog: str = ""
+    watchdog: Watchdog = ""
     scanned: float | None = None
     held: int = 0
     leases: Sequence[HeldLease] = ()
@@ -184,7 +187,7 @@ def _conflicts(counts: Any) -> dict[str, dict[str, int]]:
     return {str(task): {str(outcome): int(number) for outcome, number in its.items()} for task, its in counts.items()}
 
 
-def _watchdog(*, running: bool, scanned: float | None, held: int) -> str:
+def _watchdog(*, running: bool, scanned: float | None, held: int) -> Watchdog:
     if not running:
         return "dead" if held else "idle"
     return "late" if scanned is not None and scanned > LATE else "ok"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from ..utils import threads
 from .catalog import METRICS, Metric
@@ -13,7 +14,7 @@ from .table import CounterTable, Layout, Sums
 __all__ = ["Counts", "Meter", "Sample"]
 
 
-class Sample:
+class Sample(NamedTuple):
     """The value of one metric for one combination of labels.
 
     Args:
@@ -22,12 +23,9 @@ class Sample:
         buckets: The observations of each bucket of a histogram, the last one without bound.
     """
 
-    __slots__ = ("buckets", "labels", "value")
-
-    def __init__(self, labels: tuple[str, ...], value: float, buckets: tuple[int, ...] = ()) -> None:
-        self.labels = labels
-        self.value = value
-        self.buckets = buckets
+    labels: tuple[str, ...]
+    value: float
+    buckets: tuple[int, ...] = ()
 
 
 class Meter:

@@ -20,7 +20,7 @@ from ..utils.log import logger
 from .catalog import metric
 from .table import CounterTable, Layout, bucket_of, thread_rows
 
-__all__ = ["Counted", "Recorder", "kind_of_error"]
+__all__ = ["Counted", "Recorder"]
 
 #: The values of the label of ``store_errors``, by exception. The first match counts, so subclasses come first.
 _KINDS: Final = (
@@ -64,11 +64,6 @@ def _log_failed(name: str) -> None:
 
 
 _failed: Final[set[str]] = set()
-
-
-def kind_of_error(error: StoreUnavailable) -> str:
-    """Return the value of the label ``kind`` for an error of the store."""
-    return next(kind for type_, kind in _KINDS if isinstance(error, type_))  # the last one fits each
 
 
 class Recorder:
@@ -125,7 +120,7 @@ class Recorder:
 
     def store_failed(self, error: StoreUnavailable | None) -> None:
         """Count a command that the store did not carry out; None: it was not sent."""
-        kind = "skipped" if error is None else kind_of_error(error)
+        kind = "skipped" if error is None else next(kind for type_, kind in _KINDS if isinstance(error, type_))
         self.count("store_errors", value=kind)
 
     def store_took(self, command: str, seconds: float) -> None:

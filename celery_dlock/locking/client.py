@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from ..counters.recorder import Recorder
@@ -26,10 +26,10 @@ from ..store.holder_model import Holder
 from ..store.model import (
     Acquired,
     AcquireRequest,
+    Contended,
     Duplicate,
     Grant,
     Held,
-    NoMajority,
     Parked,
     Queued,
     Refusal,
@@ -42,9 +42,8 @@ from ..store.model import (
 from ..store.operator_model import Waiting
 from ..utils.clock import Clock
 from ..utils.log import logger
-from ..utils.rng import rng
 from .earlier_run import used_before
-from .events import Kind, Listeners, Loss, LossCause
+from .events import FORGOTTEN, MAX_HOLD_OVER, Kind, Listeners, Loss, LossCause
 from .lease import Lease, drift_margin, loss_grace
 from .lease_table import LeaseRecord, LeaseState, LeaseTable
 from .owner import OwnerContext
@@ -55,9 +54,6 @@ __all__ = ["LockClient"]
 
 #: Attempts per acquire. Each attempt has a new acquisition number.
 ATTEMPTS = 2
-#: Redlock: if no owner gets a majority of the servers, the acquire is repeated. These are the maximum random delays, in
-#: seconds, before each repetition.
-VOTES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5)
 #: Maximum number of waiters in a listing.
 NAMED = 100
 
@@ -115,8 +111,8 @@ class LockClient:
             if self._breaker.failed_at[shard] and context.delivered and request.identity is not None:
                 self._breaker.before_call(shard)
             answer = self._ask(name, context, ttl, request, shard)
-            if isinstance(answer, NoMajority):
-                answer = self._vote_again(name, context, ttl, request, shard)
+            if isinstance(answer, Contended):
+                answer = self._ask_again(name, context, ttl, request, shard, answer.pauses)
         except BaseException:
             self.delegate_release(context)
             raise
@@ -228,7 +224,7 @@ class LockClient:
         """Renew the lease now, in addition to the watchdog's renewals. Return false if the lease is over."""
         sent = self._clock.monotonic()
         if 0 < lease.record.max_hold_until <= sent:
-            self.lose(lease, Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows"))
+            self.lose(lease, MAX_HOLD_OVER)
             return False
         renewal = Renewal(
             lease.lock_name, lease.acquisition, max(1, round(seconds * 1000)), fields=notes,
@@ -248,15 +244,15 @@ class LockClient:
                 lease.replaced_by = renewed.by
                 lease.record.request_stop(renewed.by)
         else:
-            self.lose(lease, Loss(LossCause.FORGOTTEN, "the store no longer knows it"))
+            self.lose(lease, FORGOTTEN)
         return bool(renewed)
 
     def lose(self, lease: Lease, reason: Loss) -> None:
         """Mark the lease as lost and report it, once."""
         if not lease.lost and not lease.over:
             lease.record.lose()
-            logger.warning("the lease of %s is lost: %s", lease.name, reason)
-            self._tell("lost", lease, reason)
+            logger.warning("the lease of %s is lost: %s", lease.name, reason.text)
+            self._tell("lost", lease, reason.text)
             if self._recorder is not None:
                 self._recorder.count("lost", lease.task, reason.cause.value)
 
@@ -273,18 +269,22 @@ class LockClient:
         """Return the waiters of the lock under the queue policy."""
         return self._store.list_waiters(name, NAMED)
 
-    def _vote_again(
-        self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest, shard: int
+    def _ask_again(
+        self,
+        name: LockName,
+        context: OwnerContext,
+        ttl: float,
+        request: AcquireRequest,
+        shard: int,
+        pauses: Iterable[float],
     ) -> Lease | Refusal:
         began = self._clock.monotonic()
-        for window in VOTES:
-            # Several owners asked at the same moment, so the servers' votes were split. After different delays, one
-            # owner can get a majority.
-            time.sleep(rng.uniform(0.0, window))
+        for pause in pauses:
+            time.sleep(pause)
             answer = self._ask(name, context, ttl, self._aged(request, began), shard)
-            if not isinstance(answer, NoMajority):
+            if not isinstance(answer, Contended):
                 return answer
-        raise StoreNotReady(f"the lock store did not answer: its servers did not agree who gets {name}")
+        raise StoreNotReady(f"the lock store did not answer: several callers asked for {name} at once, and none got it")
 
     def _ask(
         self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest, shard: int

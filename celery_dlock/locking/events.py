@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from ..utils import threads
 from ..utils.log import logger
 from .recent_losses import RecentLosses
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["Event", "Kind", "Listeners", "Loss", "LossCause"]
+__all__ = ["FORGOTTEN", "MAX_HOLD_OVER", "Event", "Kind", "Listeners", "Loss", "LossCause", "unanswered"]
 
 
 class LossCause(Enum):
@@ -29,24 +26,25 @@ class LossCause(Enum):
     TIME_LIMIT = "time_limit"
 
 
-class Loss(str):
-    """The reason of a loss as text for people, with its cause.
+class Loss(NamedTuple):
+    """The reason of a loss.
 
     Args:
         cause: The cause.
-        text: The text.
+        text: The reason as text for people.
     """
 
-    __slots__ = ("cause",)
     cause: LossCause
+    text: str
 
-    def __new__(cls, cause: LossCause, text: str) -> Self:
-        made = super().__new__(cls, text)
-        made.cause = cause
-        return made
 
-    def __reduce__(self) -> tuple[type[Loss], tuple[LossCause, str]]:
-        return Loss, (self.cause, str(self))
+FORGOTTEN: Final = Loss(LossCause.FORGOTTEN, "the store no longer knows it")
+MAX_HOLD_OVER: Final = Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows")
+
+
+def unanswered(reason: object) -> Loss:
+    """Return the loss of a lease that the store did not renew for this reason."""
+    return Loss(LossCause.UNANSWERED, f"no renewal was confirmed before its deadline: {reason}")
 
 
 Kind = Literal["acquired", "refused", "released", "lost", "skipped", "queued", "bypassed", "misfired", "operator"]

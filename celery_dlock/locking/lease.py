@@ -12,14 +12,14 @@ from ..options.durations import Seconds, seconds_within
 from ..store.base import ReleaseRequest
 from ..store.model import Acquired
 from ..utils.clock import Clock
-from .events import Loss, LossCause
+from .events import unanswered
 from .lease_table import LeaseRecord
 
 if TYPE_CHECKING:
     from .client import LockClient
     from .owner import OwnerContext
 
-__all__ = ["BypassLease", "Lease", "LocalLease", "NullLease", "drift_margin", "loss_grace"]
+__all__ = ["BypassLease", "Lease", "NullLease", "drift_margin", "loss_grace"]
 
 
 def drift_margin(ttl: float) -> float:
@@ -171,8 +171,7 @@ class Lease:
             except StoreUnavailable as error:
                 if self.remaining() > loss_grace(self.ttl):
                     return
-                reason = f"no renewal was confirmed before its deadline: {error}"
-                self.client.lose(self, Loss(LossCause.UNANSWERED, reason))
+                self.client.lose(self, unanswered(error))
         raise LockLost(f"the lease of {self.name} is over")
 
     def extend(self, seconds: Seconds) -> None:
@@ -192,7 +191,6 @@ class _NoLease:
 
     __slots__ = ()
 
-    local = False
     after_crash = False
     seat = 0
     idempotency_key = ""
@@ -213,53 +211,35 @@ class _NoLease:
 
 
 class BypassLease(_NoLease):
-    """The lease of a body that runs without its lock, because the store did not answer (``on_store_error="run"``).
+    """The lease of a body that runs without its lock, because the store did not answer (``on_store_error``).
 
     It has no token. :meth:`ensure` and :meth:`extend` always raise.
 
     Attributes:
         name: The name of the lock that the body runs without.
         owner: The owner that would hold the lock.
+        local: True if the body holds its lock on this machine only (``on_store_error="local"``).
     """
 
-    __slots__ = ("name", "owner")
+    __slots__ = ("local", "name", "owner")
 
-    def __init__(self, name: str, owner: str) -> None:
+    def __init__(self, name: str, owner: str, *, local: bool = False) -> None:
         self.name = name
         self.owner = owner
+        self.local = local
 
     def __repr__(self) -> str:
-        return f"<BypassLease {self.name}>"
-
-    def ensure(self) -> None:
-        """Raise, because the lock is not held.
-
-        Raises:
-            LockLost: Always. Other executions may run at the same time.
-        """
-        raise LockLost(f"{self.name} is not held: the store did not answer, and this body runs without its lock")
-
-
-class LocalLease(BypassLease):
-    """The lease of a body that holds its lock on this machine only (``on_store_error="local"``).
-
-    It has no token. :meth:`ensure` and :meth:`extend` always raise, because a body on another machine may run.
-    """
-
-    __slots__ = ()
-
-    local = True
-
-    def __repr__(self) -> str:
-        return f"<LocalLease {self.name}>"
+        return f"<BypassLease {self.name} local={self.local}>"
 
     def ensure(self) -> None:
         """Raise, because the lock is not held in the store.
 
         Raises:
-            LockLost: Always. Other machines may execute the same call at the same time.
+            LockLost: Always. Other executions may run at the same time; with :attr:`local`, on other machines.
         """
-        raise LockLost(f"{self.name} is held on this machine only: the store did not answer")
+        if self.local:
+            raise LockLost(f"{self.name} is held on this machine only: the store did not answer")
+        raise LockLost(f"{self.name} is not held: the store did not answer, and this body runs without its lock")
 
 
 class NullLease(_NoLease):
@@ -270,6 +250,7 @@ class NullLease(_NoLease):
 
     __slots__ = ()
 
+    local = False
     name = None
     owner = None
 

@@ -112,7 +112,7 @@ class RenewalSchedule:
         """Plan the next look at held leases, unless an earlier look is planned, which will plan the next."""
         add = self._looks.add
         for record in records:
-            at = renewal_due(record) if record.stoppable else record.deadline - record.ttl * 2 / 3
+            at = renewal_due(record)
             if 0 < record.max_hold_until < at:
                 at = record.max_hold_until
             if at < record.look_at:

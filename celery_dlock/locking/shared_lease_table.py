@@ -43,13 +43,11 @@ _STORE: Final = 3 * 8
 _SEQUENCE, _GENERATION, _DEADLINE, _TTL, _BUCKET, _LENGTHS, _UNTIL, _STATE, _STOPS = range(9)
 #: The words from _GENERATION to _STATE, which are written together under the sequence number. The native format ("@")
 #: stores each number in one step. `_is_free` reads the state without the sequence number, so it gets the old or the new
-#: one, never a mix.
+#: one, never a mix. The word _BUCKET has the bucket and the number of seats. The word _LENGTHS has the lengths of the
+#: release request, the acquisition id and the lock name. The release request says which marks a release has to set. The
+#: child writes it if the watchdog is to release the lock.
 _HEAD: Final = struct.Struct("@QddIIHHIdQ")
-#: The word _BUCKET: the bucket, and the number of seats.
-_PLACE: Final = struct.Struct("@II")
-#: The three lengths in the word _LENGTHS: release request, acquisition id, lock name. The release request says which
-#: marks a release has to set. The child writes it if the watchdog is to release the lock.
-_TEXT_LENGTHS: Final = struct.Struct("@HHI")
+_HEAD_START: Final = _GENERATION * 8
 #: The child sets _STOPPABLE to the generation if the policy is ``replace``: newer calls may ask the holder to stop. If
 #: one has asked, the process that learns it first sets _REPLACED to the generation.
 _STOPPABLE, _REPLACED = 9, 10
@@ -174,17 +172,17 @@ class SharedLeaseTable:
 
     def _read(self, slot: _Slot, *, dead: bool) -> WatchdogRecord | None:
         """Return the record in a slot; None while the child writes it."""
-        _, memory, words, floats = slot
+        _, memory, words, _ = slot
         sequence = words[_SEQUENCE]
         if sequence % 2 and not dead:
             return None
-        of_ending, of_acquisition, of_name = _TEXT_LENGTHS.unpack_from(memory, _LENGTHS * 8)
+        head = _HEAD.unpack_from(memory, _HEAD_START)
+        generation, _, ttl, bucket, seats, of_ending, of_acquisition, of_name, _, _ = head
         middle = _TEXT + of_name
         end = middle + of_acquisition
-        bucket, seats = _PLACE.unpack_from(memory, _BUCKET * 8)
         name = LockName(str(memory[_TEXT:middle], "ascii", "replace"), bucket, seats)
         acquisition = str(memory[middle:end], "ascii", "replace")
-        record = WatchdogRecord(self, slot, words[_GENERATION], name, acquisition, floats[_TTL])
+        record = WatchdogRecord(self, slot, generation, name, acquisition, ttl)
         record.ending = str(memory[end : end + of_ending], "utf-8", "replace")
         return record if words[_SEQUENCE] == sequence else None
 
@@ -349,7 +347,7 @@ class SharedLeaseRecord:
         words[_SEQUENCE] = sequence
         memory[_TEXT : _TEXT + size] = data
         _HEAD.pack_into(
-            memory, 8, self._generation, deadline, self.ttl, bucket, seats, len(ending), len(acquisition),
+            memory, _HEAD_START, self._generation, deadline, self.ttl, bucket, seats, len(ending), len(acquisition),
             len(text), until, state,
         )  # fmt: skip
         words[_SEQUENCE] = sequence + 1

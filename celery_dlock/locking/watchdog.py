@@ -15,7 +15,7 @@ from ..utils import threads
 from ..utils.background import Loop
 from ..utils.clock import Clock
 from ..utils.log import logger
-from .events import Loss, LossCause
+from .events import FORGOTTEN, MAX_HOLD_OVER, Loss, LossCause, unanswered
 from .lease import drift_margin
 from .lease_source import LeaseSource
 from .lease_table import LeaseRecord, LeaseState
@@ -246,9 +246,7 @@ class Watchdog:
     def _lose_ending_soon(self, records: Sequence[LeaseRecord], reason: str) -> None:
         for record in records:
             if self._ends_soon(record):
-                self._lose(
-                    record, Loss(LossCause.UNANSWERED, f"no renewal was confirmed before its deadline: {reason}")
-                )
+                self._lose(record, unanswered(reason))
 
     def _ends_soon(self, record: LeaseRecord) -> bool:
         """Return whether the lease would be over by the time that one more call has failed."""
@@ -322,7 +320,7 @@ class Watchdog:
                 # Read the state again: if the holder released the lock since the scan, the lease is not lost.
                 self._refused.add(record.acquisition)
                 record.set_aside()
-                self._lose(record, Loss(LossCause.FORGOTTEN, "the store no longer knows it"))
+                self._lose(record, FORGOTTEN)
         unknown = [record for record, renewed in zip(due, answers, strict=True) if renewed is None]
         if unknown:
             self._unanswered(unknown, due, "too few servers confirmed the renewal", rescue=rescue)
@@ -400,7 +398,7 @@ class Watchdog:
     def _loss_reason(self, record: LeaseRecord, now: float) -> Loss | None:
         """Return the reason why the lease must not be renewed any more; None if there is none."""
         if 0 < record.max_hold_until <= now:
-            return Loss(LossCause.MAX_HOLD, "it was held for as long as max_hold allows")
+            return MAX_HOLD_OVER
         if 0 < self._hooks.kill_deadline(record.acquisition) <= now:
             text = f"its process did not end within {KILL_GRACE:g} s after its hard time limit"
             return Loss(LossCause.TIME_LIMIT, text)

@@ -6,6 +6,7 @@ the call, and the ttl of tasks that choose none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,16 +47,18 @@ def key(own: LockOptions, call: LockOptions, _ttl: float) -> str:
 
 def ttl(own: LockOptions, call: LockOptions, ttl: float) -> str:
     """Bound ``ttl`` by the task's own."""
-    limit = own.ttl_or(ttl)
-    return "" if call.ttl_or(ttl) <= limit else f"at most the task's own ({limit:g})"
+    return _at_most(own.ttl_or(ttl), call.ttl_or(ttl))
+
+
+def _at_most(limit: float, chosen: float) -> str:
+    return "" if chosen <= limit else f"at most the task's own ({limit:g})"
 
 
 def at_most(name: str) -> Bound:
     """Return the bound of a duration by the task's own."""
 
     def bound(own: LockOptions, call: LockOptions, _ttl: float) -> str:
-        limit = as_seconds(getattr(own, name))
-        return "" if as_seconds(getattr(call, name)) <= limit else f"at most the task's own ({limit:g})"
+        return _at_most(as_seconds(getattr(own, name)), as_seconds(getattr(call, name)))
 
     return bound
 
@@ -64,10 +67,7 @@ def max_hold(own: LockOptions, call: LockOptions, _ttl: float) -> str:
     """Bound ``max_hold`` by the task's own, if the task sets one."""
     if own.max_hold is None:
         return ""
-    limit = as_seconds(own.max_hold)
-    if call.max_hold is not None and as_seconds(call.max_hold) <= limit:
-        return ""
-    return f"at most the task's own ({limit:g})"
+    return _at_most(as_seconds(own.max_hold), math.inf if call.max_hold is None else as_seconds(call.max_hold))
 
 
 def limit(own: LockOptions, call: LockOptions, _ttl: float) -> str:

@@ -8,6 +8,7 @@ double quotes and double backticks: the reference lists those that the check acc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -16,8 +17,8 @@ from ..errors import InvalidLockOptions
 from ..utils.text import did_you_mean
 from . import bounds, requirements, values, words
 from .combinations import check_combinations
-from .derived import DerivedOptions
-from .durations import Seconds, as_seconds
+from .derived import StopReason, tick_mark_ttl
+from .durations import FOREVER, Seconds, as_seconds
 from .error_texts import ALL_OPTIONS, unmet_requirement
 from .option import Chapter, Option, declared, option
 from .other_libraries import equivalent
@@ -44,7 +45,7 @@ Key = str | Sequence[str] | Callable[..., str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LockOptions(DerivedOptions):
+class LockOptions:
     """The options of a singleton task: how it is locked, and what a conflict does.
 
     Durations are seconds (an int or a float) or a ``timedelta``, and are stored as float seconds. Their maximum is 366
@@ -375,6 +376,85 @@ class LockOptions(DerivedOptions):
             if given is not default and (type(given) is not type(default) or given != default):
                 raise unmet_requirement(name, given, requirement)
         check_combinations(self)
+
+    # Values that follow from the options, for the rest of the library
+
+    @property
+    def once_seconds(self) -> float | None:
+        """Seconds that a name stays used; None if names are never used."""
+        if self.once_per == "tick":
+            return tick_mark_ttl(as_seconds(self.misfire_grace))
+        if isinstance(self.once_per, str):
+            return FOREVER
+        return None if self.once_per is None else as_seconds(self.once_per)
+
+    @property
+    def claims(self) -> bool:
+        """Whether a call claims its name when it is published."""
+        return self.unique is not None
+
+    # Cached, because each run of a task reads these four.
+
+    @functools.cached_property
+    def is_simple(self) -> bool:
+        """Whether a run only takes its lock before the body and releases it afterwards, as by default.
+
+        If so, the run skips each step that some other option adds.
+        """
+        return not (
+            self.parks
+            or self.claims
+            or self.wait
+            or self.once_per is not None
+            or self.min_hold
+            or self.max_hold is not None
+            or self.keep_on_retry
+            or self.on_store_error == "local"
+        )
+
+    @functools.cached_property
+    def parks(self) -> bool:
+        """Whether a call whose lock is held waits in the lock store."""
+        return self.on_conflict in ("queue", "replace")
+
+    @functools.cached_property
+    def is_stoppable(self) -> bool:
+        """Whether a body may be stopped before its end."""
+        return self.on_lost == "abort" or self.replaces
+
+    @functools.cached_property
+    def marks_release(self) -> bool:
+        """Whether a release tells the store how the body has ended."""
+        return self.once_per is not None or self.replaces
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a newer call stops the running one."""
+        return self.on_conflict == "replace"
+
+    @property
+    def stop_reasons(self) -> tuple[StopReason, ...]:
+        """The reasons for which the worker raises an exception in the body."""
+        lost: tuple[StopReason, ...] = ("lost",) if self.on_lost == "abort" else ()
+        return (*lost, "replaced") if self.replaces and self.stop != "ask" else lost
+
+    @property
+    def kill_after(self) -> float | None:
+        """Seconds after which a replaced body that has not ended is killed; None if it is never killed."""
+        return self.stop if self.replaces and isinstance(self.stop, float) else None
+
+    @property
+    def loses_published_calls(self) -> bool:
+        """Whether a call that is published while the first one runs will be skipped."""
+        return self.unique == "queued" and self.on_conflict == "skip"
+
+    @property
+    def debounce_ms(self) -> tuple[int, int]:
+        """``debounce`` and the longest delay in milliseconds; (0, 0) if calls are not debounced."""
+        if self.debounce is None:
+            return 0, 0
+        wait, longest = self.debounce if isinstance(self.debounce, tuple) else (self.debounce, 10 * self.debounce)
+        return round(as_seconds(wait) * 1000), round(as_seconds(longest) * 1000)
 
     @property
     def skips_with_result(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from .operator import OperatorStore
     from .redis.topology import Topology
     from .server_model import Quarantine
+    from .sql.migrations import Migrator
 
-__all__ = ["StoreDescription", "open_operator_store", "open_store"]
+__all__ = ["StoreDescription", "open_migrator", "open_operator_store", "open_store"]
 
 
 class StoreDescription(NamedTuple):
@@ -80,8 +82,8 @@ def open_store(
     Raises:
         InvalidLockOptions: No connection can be configured from the options of a location.
     """
-    if locations[0].kind == "memory":
-        return _memory_store(locations[0], prefix)
+    if (found := _engine_store(locations[0], timeout, prefix)) is not None:
+        return found
 
     from .redis.store import RedisStore  # noqa: PLC0415  # importing celery_dlock must not load redis-py
 
@@ -102,8 +104,8 @@ def open_operator_store(locations: Sequence[StoreLocation], *, timeout: float, p
     Raises:
         InvalidLockOptions: No connection can be configured from the options, or the locations are those of a Redlock.
     """
-    if locations[0].kind == "memory":
-        return _memory_store(locations[0], prefix)
+    if (found := _engine_store(locations[0], timeout, prefix)) is not None:
+        return found
 
     from .redis.operator import RedisOperatorStore  # noqa: PLC0415  # importing celery_dlock must not load redis-py
 
@@ -116,12 +118,59 @@ def open_operator_store(locations: Sequence[StoreLocation], *, timeout: float, p
     return RedisOperatorStore(_topology(locations[0], timeout), prefix)
 
 
-def _memory_store(location: StoreLocation, prefix: str) -> EngineStore:
-    from .engine.store import EngineStore  # noqa: PLC0415  # not at import time
-    from .memory.backend import MemoryBackend  # noqa: PLC0415  # not at import time
+def open_migrator(locations: Sequence[StoreLocation], *, timeout: float) -> Migrator:
+    """Return the migrator of the tables at these locations. Opens no connection.
 
-    # The location belongs to the settings of one app, so two apps share no data. setdefault is atomic.
-    return EngineStore(location.shared.setdefault(f"memory {prefix}", MemoryBackend()))
+    Raises:
+        InvalidLockOptions: The store has no tables, or its driver is missing.
+    """
+    location = locations[0]
+    if location.kind != "postgresql":
+        raise InvalidLockOptions(
+            f"{location.setting}: {location.shown!r} has no tables, so there is nothing to migrate"
+        )
+    with _driver(location, "psycopg", "postgresql"):
+        from .sql.postgresql.migrate import PostgreSQLMigrator  # noqa: PLC0415  # needs psycopg
+
+        return PostgreSQLMigrator(location, timeout)
+
+
+@contextmanager
+def _driver(location: StoreLocation, driver: str, extra: str) -> Iterator[None]:
+    """Return a context that imports and configures the driver of an SQL store.
+
+    Raises:
+        InvalidLockOptions: It is missing, or does not know an option of the location.
+    """
+    try:
+        yield
+    except ImportError as error:
+        reason = f"its driver {driver} cannot be imported ({error}): pip install 'celery-dlock[{extra}]'"
+    except ValueError as error:
+        if isinstance(error, InvalidLockOptions):
+            raise
+        reason = safe_error_text(error)
+    else:
+        return
+    raise InvalidLockOptions(f"{location.setting}: cannot keep locks at {location.shown!r}; {reason}")
+
+
+def _engine_store(location: StoreLocation, timeout: float, prefix: str) -> EngineStore | None:
+    """Return the store whose rules run in this process; None if a server runs them."""
+    if location.kind == "memory":
+        from .engine.store import EngineStore  # noqa: PLC0415  # not at import time
+        from .memory.backend import MemoryBackend  # noqa: PLC0415  # not at import time
+
+        # The location belongs to the settings of one app, so two apps share no data. setdefault is atomic.
+        return EngineStore(location.shared.setdefault(f"memory {prefix}", MemoryBackend()))
+    if location.kind == "postgresql":
+        from .engine.store import EngineStore  # noqa: PLC0415  # not at import time
+
+        with _driver(location, "psycopg", "postgresql"):
+            from .sql.postgresql.backend import PostgreSQLBackend  # noqa: PLC0415  # needs psycopg
+
+            return EngineStore(PostgreSQLBackend(location, timeout, prefix))
+    return None
 
 
 def _topology(location: StoreLocation, timeout: float, names: dict[str, str] | None = None) -> Topology:

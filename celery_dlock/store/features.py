@@ -21,6 +21,7 @@ class Features(NamedTuple):
         durability: Other servers or a disk confirm its writes (``dlock_durability``).
         listing: It returns the locks of all names, for operators.
         processes: Several processes share it.
+        quarantine: A server that may have lost leases grants nothing for a while (``dlock_quarantine``).
     """
 
     store: str
@@ -30,6 +31,7 @@ class Features(NamedTuple):
     durability: str = ""
     listing: str = ""
     processes: str = ""
+    quarantine: str = ""
 
     def require(self, feature: str, subject: str, expected: str) -> None:
         """Check that the store has a feature.
@@ -43,7 +45,7 @@ class Features(NamedTuple):
             InvalidLockOptions: It lacks it. The message says why, and names the stores that have it.
         """
         if reason := getattr(self, feature):
-            others = " or ".join(one.store for one in (REDIS, MEMORY) if not getattr(one, feature))
+            others = " or ".join(one.store for one in (REDIS, POSTGRESQL, MEMORY) if not getattr(one, feature))
             raise InvalidLockOptions(
                 f"{subject}: {self.store} in dlock_url {reason}; expected {expected}, or {others} in dlock_url"
             )
@@ -61,10 +63,15 @@ REDLOCK: Final = Features(
 MEMORY: Final = Features(
     "memory://", durability="has neither replicas nor a disk", processes="is in the memory of one process"
 )
+POSTGRESQL: Final = Features(
+    "PostgreSQL",
+    durability="takes it from the option synchronous_commit of the URL",
+    quarantine="needs none if it loses no commit, see synchronous_commit",
+)
 
 
 def features_of(kinds: Sequence[str]) -> Features:
     """Return the features of the store at locations of these kinds."""
     if len(kinds) > 1:
         return REDLOCK
-    return MEMORY if kinds[0] == "memory" else REDIS
+    return {"memory": MEMORY, "postgresql": POSTGRESQL}.get(kinds[0], REDIS)

@@ -18,12 +18,12 @@ __all__ = [
     "RETRY",
     "AcquireRequest",
     "Acquired",
+    "Contended",
     "Debounce",
     "Duplicate",
     "Grant",
     "Held",
     "Identity",
-    "NoMajority",
     "Parked",
     "QueueRequest",
     "Queued",
@@ -328,11 +328,17 @@ class Tombstoned(NamedTuple):
     """The acquisition has a tombstone: it was abandoned before its acquire arrived."""
 
 
-class NoMajority(NamedTuple):
-    """No owner got a majority of the servers (Redlock). The store has released the lock where this call took it."""
+class Contended(NamedTuple):
+    """Several owners asked at the same moment, and none got the lock. The store has released what this call took.
+
+    Args:
+        pauses: Seconds to wait before each time that the request is sent again, with a new acquisition.
+    """
+
+    pauses: tuple[float, ...]
 
 
-Refusal = Held | Used | Unknown | Duplicate | Tombstoned | NoMajority | Queued | Parked
+Refusal = Held | Used | Unknown | Duplicate | Tombstoned | Contended | Queued | Parked
 
 
 class Renewal(NamedTuple):

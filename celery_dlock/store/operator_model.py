@@ -68,7 +68,7 @@ class HolderView:
     ttl: float
     token: int
     fresh: bool = False
-    kept_by: str = ""
+    kept_by: Literal["", "min_hold", "keep_on_retry", "operator"] = ""
     operator: str = ""
     reason: str = ""
     releasing: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import Signature
 from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, Task, states
@@ -99,10 +100,9 @@ class SingletonTask(_Task):
             )
         reject_stray_attributes(name, cls.__mro__[: cls.__mro__.index(SingletonTask)])
         warn_of_lost_calls(name, cls.lock_options)
-        signature = task_signature(name, body)
+        task._signature = task_signature(name, body)
         if cls.name:
-            options = cls.lock_options
-            task._lock_spec = KeySpec(cls.name, signature, options.key, options.scope, seats=options.limit)
+            task.lock_spec  # noqa: B018  # made, and checked, at its first use
         return task
 
     @classmethod
@@ -250,6 +250,7 @@ class SingletonTask(_Task):
     # -- read by other modules of this package
 
     stores_started = False
+    _signature: Signature
     _lock_spec: KeySpec | None = None
     _own_call: Call | None = None
     _runtime: Runtime | None = None
@@ -259,8 +260,7 @@ class SingletonTask(_Task):
         if self._lock_spec is None:
             # A class-based task gets its name when it is registered, after __new__.
             options = self.lock_options
-            signature = task_signature(self.name, self.run)
-            self._lock_spec = KeySpec(self.name, signature, options.key, options.scope, seats=options.limit)
+            self._lock_spec = KeySpec(self.name, self._signature, options.key, options.scope, seats=options.limit)
         return self._lock_spec
 
     @property

@@ -21,7 +21,7 @@ from ..errors import (
     UnknownOutcome,
 )
 from ..keys.key_spec import LockName
-from ..locking.lease import BypassLease, LocalLease
+from ..locking.lease import BypassLease
 from ..messaging.message import Delivery, FirstReceipt, RawMessage, publish_again
 from ..messaging.parked import ParkedMessage
 from ..messaging.results import CallSkipped, has_backend, has_end, replaces_no_end, store_queued, store_revoked, try_end
@@ -177,6 +177,8 @@ def _count_conflict(run: Execution, answer: Refusal, decision: Decision) -> None
 
 #: The log line of a duplicate delivery that is parked.
 _PARKED_DUPLICATE: Final = "Task %s[%s] is a duplicate and is parked, in case the running delivery dies: %s"
+#: The log line of a body that runs without its lock.
+_UNLOCKED: Final = "Task %s[%s] runs without its lock %s: %s"
 #: The log line of each message that is republished.
 _REPUBLISHED: Final = "Task %s[%s] is republished, retrying in %.3g s: %s"
 
@@ -353,29 +355,20 @@ def apply_on_store_error(run: Execution, name: LockName, error: StoreUnavailable
         raise error
     if policy == "retry":
         _retry_uncounted(run, name, error)
-    if policy == "local":
-        return _run_locally(run, name, error)
-    logger.warning("Task %s[%s] runs without its lock %s: %s", *_task_and_id(run), name, error, extra=_extra(run, name))
-    _emit(run, "bypassed", name, str(error))
-    run.runtime.counts.count("bypassed", run.task.name)
-    return BypassLease(name.text, run.context.owner)
-
-
-def _run_locally(run: Execution, name: LockName, error: StoreUnavailable) -> LocalLease | Held:
-    try:
-        refusal = lock_file.take(run, name)
-    except LockFilesUnusable as unusable:
-        # Do not run the body without any lock, as on_store_error="run" would.
-        _retry_uncounted(run, name, StoreUnavailable(f"{error}; {unusable}"))
-    if refusal is not None:
-        return refusal
-    logger.warning(
-        "Task %s[%s] holds its lock %s on this machine only: %s", *_task_and_id(run), name, error,
-        extra=_extra(run, name),
-    )  # fmt: skip
-    _emit(run, "bypassed", name, str(error), local=True)
-    run.runtime.counts.count("bypassed_local", run.task.name)
-    return LocalLease(name.text, run.context.owner)
+    local = policy == "local"
+    if local:
+        try:
+            refusal = lock_file.take(run, name)
+        except LockFilesUnusable as unusable:
+            # Do not run the body without any lock, as on_store_error="run" would.
+            _retry_uncounted(run, name, StoreUnavailable(f"{error}; {unusable}"))
+        if refusal is not None:
+            return refusal
+    text = "Task %s[%s] holds its lock %s on this machine only: %s" if local else _UNLOCKED
+    logger.warning(text, *_task_and_id(run), name, error, extra=_extra(run, name))
+    _emit(run, "bypassed", name, str(error), local=local)
+    run.runtime.counts.count("bypassed_local" if local else "bypassed", run.task.name)
+    return BypassLease(name.text, run.context.owner, local=local)
 
 
 def _retry_uncounted(run: Execution, name: LockName, error: DLockError) -> NoReturn:

@@ -93,16 +93,9 @@ class SingletonStep(bootsteps.StartStopStep):
         store_check = StoreCheck(deliveries.runtime, handle.goes_on, parks=parks)
         self._starts += [store_check.start, BrokerCheck(worker.app, handle.goes_on).start]
         # Also if no task queues, because a call may choose to.
-        sweeper = QueueSweeper(
-            deliveries.runtime,
-            deliveries.newly_revoked,
-            handle.soon,
-            handle.goes_on,
-            deliveries.completion_marker.run_round,
-            parks=parks,
-        )
+        sweeper = QueueSweeper(deliveries, handle.soon, handle.goes_on, parks=parks)
         # Also if no task claims, because a call may choose to.
-        claim_renewer = ClaimRenewer(deliveries.runtime, deliveries.with_claims, handle.goes_on)
+        claim_renewer = ClaimRenewer(deliveries, handle.goes_on)
         deliveries.attach(sweeper, claim_renewer)
         self._starts += [sweeper.loop.start, claim_renewer.loop.start]
         if _needs_search_for_overdue_messages(worker):
@@ -111,7 +104,7 @@ class SingletonStep(bootsteps.StartStopStep):
     def _watch_children(self, deliveries: DeliveryRegistry, others: OtherStores) -> None:
         deliveries.body_killer.announce = self._handle.announce_kill
         deliveries.body_killer.soon = self._handle.soon
-        deliveries.children = PoolChildren(deliveries.runtime, deliveries.freed, deliveries.body_killer, others.add)
+        deliveries.children = PoolChildren(deliveries, others.add)
         deliveries.children.map_before_forks()
 
     def _count(self, runtime: Runtime, tasks: list[SingletonTask]) -> None:

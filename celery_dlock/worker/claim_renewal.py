@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from celery.worker.state import revoked
@@ -17,7 +17,7 @@ from ..utils.background import Loop
 from ..utils.log import log_fields, logger
 
 if TYPE_CHECKING:
-    from ..runtime import Runtime
+    from .delivery_registry import DeliveryRegistry
     from .request import SingletonRequest
 
 __all__ = ["ClaimRenewer"]
@@ -34,16 +34,13 @@ class ClaimRenewer:
     released is not made again, so a message that has started costs one question to the store.
 
     Args:
-        runtime: The app's runtime.
-        known: Returns the deliveries whose messages have a claim.
+        deliveries: The deliveries of this worker.
         goes_on: Called before each round; false ends the thread.
     """
 
-    def __init__(
-        self, runtime: Runtime, known: Callable[[], Iterable[SingletonRequest]], goes_on: Callable[[], bool]
-    ) -> None:
-        self._runtime = runtime
-        self._known = known
+    def __init__(self, deliveries: DeliveryRegistry, goes_on: Callable[[], bool]) -> None:
+        self._known = deliveries.with_claims
+        runtime = deliveries.runtime
         self._store = runtime.open_store(runtime.settings.timeout)
         # A deque, because its append and popleft are atomic. A lock could be held by a signal handler or a greenlet.
         self._ended: collections.deque[SingletonRequest] = collections.deque()

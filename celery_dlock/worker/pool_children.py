@@ -22,14 +22,14 @@ from ..locking.other_tables import OtherTables
 from ..locking.shared_lease_table import SharedLeaseTable
 from ..utils import threads
 from ..utils.log import log_fields, logger
-from .body_kill import BodyKiller, StopDeadlines
+from .body_kill import StopDeadlines
 from .body_stop import STOP_SIGNAL
 
 if TYPE_CHECKING:
     from ..locking.lease_table import LeaseRecord
     from ..locking.shared_lease_table import WatchdogRecord
-    from ..runtime import Runtime
     from ..store.model import Released
+    from .delivery_registry import DeliveryRegistry
 
 __all__ = ["ChildWatch", "PoolChild", "PoolChildren"]
 
@@ -152,23 +152,18 @@ class PoolChildren:
     """Maps a lease table before each fork of the main process, and has the watchdog read it.
 
     Args:
-        runtime: The app's runtime. In the child, it uses the mapped table.
-        freed: Called with each lease that the watchdog released after the child's death.
-        killer: Kills the children whose bodies do not stop in time.
+        deliveries: The deliveries of this worker. In the child, their runtime uses the mapped table.
         others: Called after each fork with the child and its lease tables for the stores of other apps.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
-        freed: Callable[[LeaseRecord, Released], None],
-        killer: BodyKiller,
+        deliveries: DeliveryRegistry,
         others: Callable[[PoolChild, OtherTables], None] = lambda child, tables: None,
     ) -> None:
-        self._runtime = runtime
+        self._deliveries = deliveries
+        self._runtime = deliveries.runtime
         self._others = others
-        self._freed = freed
-        self._killer = killer
         self._main_pid = os.getpid()
         # A fork runs its three hooks in the thread that forks, which is the child's only thread. So they share this.
         self._forking = threading.local()
@@ -201,7 +196,7 @@ class PoolChildren:
 
     def _in_parent(self) -> None:
         if self._forking.table is not None:
-            child = PoolChild(self._forking.table, self._freed, self._killer)
+            child = PoolChild(self._forking.table, self._deliveries)
             self._runtime.watchdog.watch(child)
             if self._forking.others is not None:
                 self._others(child, self._forking.others)
@@ -221,19 +216,18 @@ class PoolChildren:
 
 
 class PoolChild(LeaseSource):
-    """One pool child and its leases in one store, as the watchdog of that store sees them."""
+    """One pool child and its leases in one store, as the watchdog of that store sees them.
+
+    Args:
+        table: The leases.
+        deliveries: The deliveries of this worker; None for the leases in the store of another app.
+    """
 
     _scanned: Sequence[WatchdogRecord] = ()
 
-    def __init__(
-        self,
-        table: SharedLeaseTable,
-        freed: Callable[[LeaseRecord, Released], None] | None = None,
-        killer: BodyKiller | None = None,
-    ) -> None:
+    def __init__(self, table: SharedLeaseTable, deliveries: DeliveryRegistry | None = None) -> None:
         self._table = table
-        self._on_freed = freed
-        self._killer = killer
+        self._deliveries = deliveries
         self._stop_deadlines = StopDeadlines()
         self._watch: ChildWatch | None = None
         self._rounds_without_pid = 0
@@ -272,8 +266,8 @@ class PoolChild(LeaseSource):
         if now:  # 0: the watchdog ends. Keep the old time, so that the child notices the missing scans.
             self._table.scanned_at = now
             for record in self._stop_deadlines.overdue(self._scanned, now):
-                if self._watch is not None and self._killer is not None:
-                    self._killer.kill(self._watch, record)
+                if self._watch is not None and self._deliveries is not None:
+                    self._deliveries.body_killer.kill(self._watch, record)
 
     def on_released(self, record: LeaseRecord, released: Released) -> None:
         if released.ours and self._watch is not None and self._watch.found_gone:
@@ -281,5 +275,5 @@ class PoolChild(LeaseSource):
                 "%s is released: pool child %d held it and has ended",
                 record.name, self._table.pid, extra=log_fields(lock_name=record.name.text),
             )  # fmt: skip
-        if self._on_freed is not None:
-            self._on_freed(record, released)
+        if self._deliveries is not None:
+            self._deliveries.freed(record, released)

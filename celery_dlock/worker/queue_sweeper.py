@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import BUCKETS, ONE_LOCK, LockName, task_of_name
 from ..messaging.handoff import GrantPublisher
-from ..runtime import Runtime
 from ..store.base import FOREIGN_MS
 from ..store.model import Grant
 from ..utils.background import Loop, begin_thread
@@ -22,6 +21,7 @@ from ..utils.log import log_fields, logger
 from ..utils.rng import rng
 
 if TYPE_CHECKING:
+    from .delivery_registry import DeliveryRegistry
     from .request import SingletonRequest
 
 __all__ = ["QueueSweeper"]
@@ -72,32 +72,27 @@ class QueueSweeper:
     done: the sweep of a lock is one script.
 
     Args:
-        runtime: The runtime whose queues to sweep.
-        revoked: Returns the parked messages that were revoked since its last call.
+        deliveries: The deliveries of this worker.
         call_in_consumer: Makes the worker's consumer call a function soon. Acknowledgements need that: only the
             consumer's thread may write to its connection.
         keep_running: Called before each round; false ends the thread.
-        mark_completed: Writes the done marks of runs whose acknowledgement was lost.
         parks: Whether the app has tasks under the queue policy. If not, sweeps begin when a call chooses that policy,
             or when the check every :data:`CHECK_INTERVAL` seconds finds a waiter.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
-        revoked: Callable[[], list[tuple[LockName, str]]],
+        deliveries: DeliveryRegistry,
         call_in_consumer: Callable[[Callable[[], None]], object],
         keep_running: Callable[[], bool],
-        mark_completed: Callable[[], None] = lambda: None,
         *,
         parks: bool = True,
     ) -> None:
-        self._runtime = runtime
+        self._deliveries = deliveries
+        self._runtime = runtime = deliveries.runtime
         self._sweeps = parks
         self._call_in_consumer = call_in_consumer
-        self._revoked = revoked
         self._keep_running = keep_running
-        self._mark_completed = mark_completed
         self._connection: Any = None
         settings = runtime.settings
         self._store = runtime.open_store(settings.timeout)
@@ -167,7 +162,7 @@ class QueueSweeper:
         sweeps = self._sweeps
         try:
             self._send_held_acks()  # first: it needs no store
-            self._mark_completed()
+            self._deliveries.completion_marker.run_round()
             if not sweeps:
                 self._check_for_waiters()
             self._do_left_work()
@@ -322,8 +317,8 @@ class QueueSweeper:
 
     def _do_left_work(self) -> None:
         self._send_held_acks()
-        # Add all revoked waiters to the deque first: `_revoked` returns each only once, and a removal may fail.
-        revoked = self._revoked()
+        # Add all revoked waiters to the deque first: `newly_revoked` returns each only once, and a removal may fail.
+        revoked = self._deliveries.newly_revoked()
         self._waiters_to_remove.extend((name, identity, "revoked while it waited") for name, identity in revoked)
         self._remove_waiters()
         while self._grants:

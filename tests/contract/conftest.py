@@ -22,8 +22,8 @@ from celery_dlock.store.memory.backend import MemoryBackend
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
-from tests.support.backends import BACKEND, BACKENDS
-from tests.support.faulty_backend import FaultyBackend, Resending, conflict, lost_reply, one_in_three
+from tests.support.faulty_backend import Fault, FaultyBackend, Resending, conflict, lost_reply, one_in_three
+from tests.support.postgresql import running_pgbouncer, running_postgresql
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_USER, OPERATOR_USER, Server
 from tests.support.topologies import MASTER_NAME, ClusterSet, RedlockSet, SentinelSet, TlsServer
@@ -32,15 +32,21 @@ MakeApp = Callable[..., Celery]
 LockUrl = str | list[str]
 
 STANDALONE, TLS = "standalone", "tls"
-#: The engine over a backend: every test that does not look at Redis keys through `client`. Of the last two, one commit
-#: of three fails. The engine must hide it.
-ENGINE, CONFLICTS, LOST_REPLIES = ENGINES = BACKEND, f"{BACKEND}-conflicts", f"{BACKEND}-lost-replies"
+#: The engine over a backend: every test that does not look at Redis keys through `client`.
+MEMORY, POSTGRESQL, PGBOUNCER = "memory", "postgresql", "pgbouncer"
+#: Behind the name of a backend: one commit of three fails. The engine must hide it.
+FAULTS: Final[Mapping[str, Fault]] = {"-conflicts": conflict, "-lost-replies": lost_reply}
+PROVEN: Final = tuple(backend + fault for backend in (MEMORY, POSTGRESQL) for fault in ("", *FAULTS))
+ENGINES: Final = (*PROVEN, PGBOUNCER)
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
+
+#: Those that need packages of the distribution.
+DISTRIBUTION: Final = (TLS, *(engine for engine in ENGINES if not engine.startswith(MEMORY)))
 
 #: Over which topologies a module runs beside the single server.
 OVER: Final[Mapping[str, Sequence[str]]] = {
-    "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
-    "test_store_waiting": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS),
+    "test_store": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS, PGBOUNCER),
+    "test_store_waiting": (SENTINEL, CLUSTER, REDLOCK3, REDLOCK5, TLS, PGBOUNCER),
     "test_store_marks": (CLUSTER, REDLOCK3),
     "test_store_uses": (CLUSTER, REDLOCK3),
     "test_keep_on_retry": (CLUSTER, REDLOCK3),
@@ -54,7 +60,7 @@ OVER: Final[Mapping[str, Sequence[str]]] = {
     "test_queue_grants": (CLUSTER,),
     "test_queue_parking": (CLUSTER,),
     "test_queue_resends": (CLUSTER,),
-    "test_queue_turns": (CLUSTER,),
+    "test_queue_turns": (CLUSTER, PGBOUNCER),
     "test_queue_waiters": (CLUSTER,),
 }
 
@@ -97,9 +103,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "topology" not in metafunc.fixturenames or module not in OVER:
         return
     names = [f"{module}::{place}" for place in (metafunc.cls and metafunc.cls.__name__, metafunc.function.__name__)]
-    others = [pytest.param(topology, marks=_marks(topology, names)) for topology in OVER[module]]
-    if not {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
-        others += [pytest.param(engine, marks=_marks(engine, names)) for engine in ENGINES]
+    over = [*OVER[module], *PROVEN]
+    if {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
+        over = [topology for topology in over if topology not in ENGINES]
+    others = [pytest.param(topology, marks=_marks(topology, names)) for topology in over]
     metafunc.parametrize("topology", [STANDALONE, *others], indirect=True)
 
 
@@ -107,11 +114,11 @@ def _marks(topology: str, names: Sequence[str]) -> list[pytest.MarkDecorator]:
     reasons = {
         **NOT_OVER,
         **(NOT_ON_REDLOCK if topology.startswith("redlock") else {}),
-        **(NOT_RESENT if topology == LOST_REPLIES else {}),
+        **(NOT_RESENT if topology.endswith("-lost-replies") else {}),
     }
     marks = [pytest.mark.skip(reason=reasons[name]) for name in names if name in reasons]
-    marks.append(pytest.mark.engine if topology in ENGINES else pytest.mark.topologies)
-    return [*marks, pytest.mark.servers] if topology == TLS else marks
+    marks += [pytest.mark.topologies] if topology not in ENGINES else []
+    return [*marks, pytest.mark.servers] if topology in DISTRIBUTION else marks
 
 
 @pytest.fixture
@@ -155,28 +162,64 @@ def cluster_client(cluster_set: ClusterSet) -> Iterator[redis.RedisCluster]:
         yield connected
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    with running_postgresql() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgresql: str) -> Iterator[str]:
+    with running_pgbouncer(postgresql) as url:
+        yield url
+
+
+@pytest.fixture
+def schema(postgresql: str) -> Iterator[str]:
+    """A schema of PostgreSQL with the tables of this test."""
+    from tests.support.postgresql_stores import migrated_schema  # noqa: PLC0415  # psycopg is in the main lane only
+
+    with migrated_schema(postgresql) as made:
+        yield made
+
+
+@pytest.fixture
+def postgresql_url(postgresql: str, schema: str) -> str:
+    from tests.support.postgresql_stores import url_of  # noqa: PLC0415  # see above
+
+    return url_of(postgresql, schema)
+
+
+@pytest.fixture
+def pgbouncer_url(pgbouncer: str, schema: str) -> str:
+    from tests.support.postgresql_stores import url_of  # noqa: PLC0415  # see above
+
+    return url_of(pgbouncer, schema)
+
+
 def _most(topology: str) -> int:
     return 3 if topology == REDLOCK3 else 5
 
 
-def _let_commits_fail(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one commit of three fail, if the topology says so."""
-    faults = {CONFLICTS: conflict, LOST_REPLIES: lost_reply}
-    if topology in faults:
-        init, fails = EngineStore.__init__, one_in_three(1)
+def _let_commits_fail(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    init, fails = EngineStore.__init__, one_in_three(1)
 
-        def faulty(store: EngineStore, backend: Any) -> None:
-            init(store, FaultyBackend(backend, fails, faults[topology]))  # type: ignore[arg-type]
+    def faulty(store: EngineStore, backend: Any) -> None:
+        init(store, FaultyBackend(backend, fails, fault))  # type: ignore[arg-type]
 
-        monkeypatch.setattr(EngineStore, "__init__", faulty)
+    monkeypatch.setattr(EngineStore, "__init__", faulty)
 
 
 @pytest.fixture
-def lock_url(topology: str, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> LockUrl:
+def lock_url(
+    topology: str, servers: Servers, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> LockUrl:
     """``dlock_url`` for the user who may keep locks and nothing else."""
     if topology in ENGINES:
-        _let_commits_fail(topology, monkeypatch)
-        return BACKENDS[BACKEND].url()
+        backend, _, fault = topology.partition("-")
+        if fault:
+            _let_commits_fail(FAULTS[f"-{fault}"], monkeypatch)
+        return "memory://" if backend == MEMORY else str(request.getfixturevalue(f"{backend}_url"))
     if isinstance(servers, RedlockSet):
         return servers.lock_urls()[: _most(topology)]
     if isinstance(servers, SentinelSet):

@@ -10,7 +10,7 @@ import redis
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
-from celery_dlock.locking.events import Event, Listeners
+from celery_dlock.locking.events import Event, Listeners, Loss
 from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
@@ -94,8 +94,8 @@ class _Losses(WatchdogHooks):
     def __init__(self, lost: list[str]) -> None:
         self._lost = lost
 
-    def lost(self, record: LeaseRecord, reason: str) -> None:
-        self._lost.append(reason)
+    def lost(self, record: LeaseRecord, reason: Loss) -> None:
+        self._lost.append(reason.text)
 
 
 class Party:

@@ -20,6 +20,7 @@ from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.store import RedisStore
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.queue_sweeper import QueueSweeper
 from tests.contract.queue_helpers import KEYS, NAME, digest, expire, make_due, park, take
 from tests.support.proxy import Proxy
@@ -45,7 +46,7 @@ def app_at(server: Server, url: str, **conf: Any) -> Celery:
 
 def look(app: Celery) -> None:
     """One look of a worker that publishes to the app's broker."""
-    sweeper = QueueSweeper(Runtime.of(app), list, lambda call: call(), lambda: False)
+    sweeper = QueueSweeper(DeliveryRegistry(Runtime.of(app)), lambda call: call(), lambda: False)
     sweeper._sweep_due()
     sweeper._drop_connection()
 
@@ -97,7 +98,9 @@ def test_released_turn_of_another_broker_is_published_by_a_worker_of_that_broker
 ) -> None:
     """A worker of another broker sweeps first and more often; it leaves the message to the next look."""
     other = QueueSweeper(
-        Runtime.of(app_at(clean_server, "redis://localhost:{port}/0")), list, lambda call: call(), lambda: False
+        DeliveryRegistry(Runtime.of(app_at(clean_server, "redis://localhost:{port}/0"))),
+        lambda call: call(),
+        lambda: False,
     )
     other._sweep_due()
     passed = client.hgetall(KEYS.lock)
@@ -117,7 +120,7 @@ def test_turn_is_no_foreign_one_while_workers_of_its_broker_run(clean_server: Se
     look(other)
     assert client.hget(KEYS.lock, "foreign")
     client.hdel(KEYS.lock, "foreign")
-    hanging = QueueSweeper(Runtime.of(app_at(clean_server, "redis://127.0.0.1:{port}/0")), list, list, bool)
+    hanging = QueueSweeper(DeliveryRegistry(Runtime.of(app_at(clean_server, "redis://127.0.0.1:{port}/0"))), list, bool)
     hanging._note_presence()
     look(other)
     assert client.hget(KEYS.lock, "foreign") is None
@@ -129,7 +132,7 @@ def test_broker_that_does_not_answer_holds_the_sweeper_up_for_a_bounded_time(
     monkeypatch.setattr("celery_dlock.worker.queue_sweeper.BROKER_TIMEOUT", 0.2)
     with Proxy(clean_server.port) as proxy:
         app = app_at(clean_server, proxy.url(), dlock_broker=broker_of(granted))
-        sweeper = QueueSweeper(Runtime.of(app), list, list, bool)
+        sweeper = QueueSweeper(DeliveryRegistry(Runtime.of(app)), list, bool)
         proxy.set_mode("blackhole")
         sweeping = threading.Thread(target=sweeper._sweep_due, daemon=True)
         sweeping.start()
@@ -149,7 +152,7 @@ def test_overwritten_lock_key_stops_the_sweep_of_no_other_lock(
     park(store, "b.1", "b", name_in(behind))
     expire(client, behind)
     client.set(KEYS.lock, "overwritten")
-    sweeper = QueueSweeper(Runtime.of(app), list, lambda call: call(), lambda: False)
+    sweeper = QueueSweeper(DeliveryRegistry(Runtime.of(app)), lambda call: call(), lambda: False)
     for _ in range(2):
         sweeper._next_sweep = 0.0
         sweeper._sweep_due()

@@ -224,7 +224,6 @@ class Scripts(Laws):
 @pytest.mark.invariant("queue-protocol-is-explored")
 @pytest.mark.core
 @pytest.mark.timeout(300)  # to make a failing example small takes time
-@pytest.mark.engine
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("times", [0.5, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_scripts_of_the_queue_do_what_the_laws_say_in_every_order(

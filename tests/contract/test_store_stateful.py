@@ -369,7 +369,6 @@ class Scripts(RuleBasedStateMachine):
 
 @pytest.mark.invariant("state-change-is-atomic")
 @pytest.mark.core
-@pytest.mark.engine
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_scripts_do_what_the_laws_say_in_every_order(clean_server: Server, target: str) -> None:
     class Bound(Scripts):

@@ -19,6 +19,7 @@ from celery_dlock.runtime import Runtime
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.redis.sentinel import SentinelEndpoint
 from celery_dlock.worker import store_check as inspection
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.queue_sweeper import QueueSweeper
 from celery_dlock.worker.store_check import StoreCheck
 from tests.conftest import OwnServer
@@ -206,7 +207,7 @@ def test_only_a_worker_with_queues_says_that_they_are_not_looked_after(
 ) -> None:
     looks = iter([True, True])
     runtime = Runtime.of(app_at(f"redis://{HOST}:{free_port()}"))
-    QueueSweeper(runtime, list, lambda call: call(), lambda: next(looks, False), parks=parks).loop.run()
+    QueueSweeper(DeliveryRegistry(runtime), lambda call: call(), lambda: next(looks, False), parks=parks).loop.run()
     told = [record.getMessage() for record in caplog.records]
     assert [text.partition(":")[0] for text in told] == ["queues are not swept, retrying every 0.1 s"] * parks
 

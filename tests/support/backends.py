@@ -34,7 +34,9 @@ class ProvenBackend(NamedTuple):
 
 
 BACKENDS: Final = {"memory": ProvenBackend(lambda: "memory://", MemoryBackend)}
-BACKEND: Final = os.environ.get("DLOCK_TEST_BACKEND", "memory")
+_CHOSEN: Final = os.environ.get("DLOCK_TEST_BACKEND", "")
+#: The backend of the histories against the scripts, and of the stateful tests.
+BACKEND: Final = _CHOSEN if _CHOSEN in BACKENDS else "memory"
 
 
 class CheckedBackend:
@@ -131,10 +133,12 @@ class _CheckedSession:
 
 
 def _living(head: Head, now: int) -> Head:
-    """Return the head without what has expired."""
+    """Return the head without what has expired. A backend may round an expiry up to milliseconds."""
 
     def alive(timed: Timed[Any] | None) -> Any:
-        return timed if timed is not None and (timed.until is None or timed.until > now) else None
+        if timed is None or (timed.until is not None and timed.until <= now):
+            return None
+        return Timed(timed.record, timed.until and -(-timed.until // 1000))
 
     return replace(
         head,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from tests.support.polling import eventually
 from tests.support.processes import HOST, free_port, kill_session, spawn, tail
@@ -50,6 +51,29 @@ def running_postgresql() -> Iterator[str]:
         yield url
     finally:
         kill_session(server)
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def running_pgbouncer(server: str) -> Iterator[str]:
+    """The URL of a connection pooler in front of a server, in transaction mode, which is gone afterwards."""
+    port = free_port()
+    folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
+    shutil.chown(folder, USER, USER)
+    (folder / "users").write_text("".join(f'"{user}" ""\n' for user in (USER, "dlock")))
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host={HOST} port={urlsplit(server).port}\n"
+        f"[pgbouncer]\nlisten_addr={HOST}\nlisten_port={port}\n"
+        f"unix_socket_dir=\nauth_type=trust\nauth_file={folder}/users\npool_mode=transaction\ndefault_pool_size=20\n"
+    )
+    pooler = spawn(["pgbouncer", folder / "pgbouncer.ini"], folder / "log", user=USER, death_signal="INT")
+    url = server.replace(f":{urlsplit(server).port}/", f":{port}/")
+    try:
+        eventually(lambda: _answers(url) or pooler.poll() is not None, within=30, message="pgbouncer")
+        assert pooler.poll() is None, f"pgbouncer does not start:\n{tail(folder / 'log')}"
+        yield url
+    finally:
+        kill_session(pooler)
         shutil.rmtree(folder)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
-from celery_dlock.locking.events import Event, Listeners
+from celery_dlock.locking.events import Event, Listeners, Loss
 from celery_dlock.locking.lease import Lease, drift_margin
 from celery_dlock.locking.lease_source import LocalLeaseSource
 from celery_dlock.locking.lease_table import LeaseRecord, LocalLeaseTable
@@ -219,8 +219,8 @@ class FakeHooks(WatchdogHooks):
     def __init__(self, harness: WatchdogHarness) -> None:
         self._harness = harness
 
-    def lost(self, record: LeaseRecord, reason: str) -> None:
-        self._harness.lost.append((record.acquisition, reason, self._harness.clock.now))
+    def lost(self, record: LeaseRecord, reason: Loss) -> None:
+        self._harness.lost.append((record.acquisition, reason.text, self._harness.clock.now))
 
     def may_be_redelivered(self, acquisition: str) -> bool:
         return acquisition in self._harness.doubted

@@ -8,9 +8,10 @@ from typing import Any, Final
 from ...errors import ReplyLost, StoreRefused
 from ...keys.lock_name import LockName
 from ...utils.clock import Clock, SystemClock
+from ...utils.rng import rng
 from ..base import LockStore, ReleaseListener, ReleaseRequest
 from ..holder_model import Holder
-from ..model import Acquired, AcquireRequest, NoMajority, Refusal, Released, Renewal, RenewalResult
+from ..model import Acquired, AcquireRequest, Contended, Refusal, Released, Renewal, RenewalResult
 from ..operator_model import RunView
 from ..server_model import StoreInfo
 from . import voting
@@ -18,6 +19,7 @@ from .endpoint import SameServer
 from .fanout import PendingReplies
 from .member import Member, QuorumMember
 from .quorum import Quorum, successful
+from .voting import NoMajority, Outcome
 from .wakeups import FailoverListener
 
 __all__ = ["RedlockStore"]
@@ -29,6 +31,11 @@ SETTLE: Final = 0.05
 #: Seconds to wait for further servers after a majority has confirmed a release. Until they release, they refuse the
 #: next acquire.
 RELEASE_SETTLE: Final = 0.01
+
+
+#: The longest pause before each further vote, in seconds. Pauses are random: after different ones, one owner can get a
+#: majority.
+PAUSES: Final = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5, 0.5)
 
 
 class RedlockStore(LockStore):
@@ -96,6 +103,8 @@ class RedlockStore(LockStore):
         if isinstance(answer, Acquired) or not quorum.has_majority(replies):
             # If the vote was won, the servers did not agree on the token.
             raise quorum.no_majority(replies, no_effect=rolled_back and len(replies) == len(quorum.members))
+        if isinstance(answer, NoMajority):
+            return Contended(tuple(rng.uniform(0.0, longest) for longest in PAUSES))
         return answer
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
@@ -195,7 +204,7 @@ class RedlockStore(LockStore):
             all(one.durable for one in infos), eviction, silent, duplicate_servers=_same_server_text(replies)
         )
 
-    def _find_same_server(self, answer: Acquired | Refusal, replies: Mapping[int, Any], within: float) -> str:
+    def _find_same_server(self, answer: Outcome, replies: Mapping[int, Any], within: float) -> str:
         """Return a text that names two names of one server, or "" if none are known or the lock was refused.
 
         Such a server has one vote, so a lock that was granted is safe. All servers are checked at the first vote that
@@ -236,11 +245,11 @@ class RedlockStore(LockStore):
         request: AcquireRequest,
         rollback: ReleaseRequest,
         within: float,
-    ) -> tuple[Acquired | Refusal, Mapping[int, Any]]:
+    ) -> tuple[Outcome, Mapping[int, Any]]:
         """Return the outcome of a vote, and the replies that decided it."""
         servers = len(self._quorum.members)
 
-        def outcome(replies: Mapping[int, Any]) -> Acquired | Refusal | None:
+        def outcome(replies: Mapping[int, Any]) -> Outcome | None:
             return voting.outcome(successful(replies), servers - len(replies), servers)
 
         def roll_back(member: QuorumMember, reply: Any) -> None:

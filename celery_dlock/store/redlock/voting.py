@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from ..holder_model import Holder
-from ..model import Acquired, Duplicate, Held, NoMajority, Refusal, Unknown, Used
+from ..model import Acquired, Duplicate, Held, Refusal, Unknown, Used
 from ..operator_model import RunView
 
-__all__ = ["agreed_seed", "best_known", "majority_holder", "majority_of", "outcome", "renewed", "seed_of"]
+__all__ = ["NoMajority", "Outcome", "agreed_seed", "best_known", "majority_holder", "majority_of", "outcome", "renewed"]
 
 T = TypeVar("T")
 
@@ -20,12 +20,19 @@ _FACTS = (Duplicate, Used, Unknown)
 _STATES = ("used", "running", "unknown")
 
 
+class NoMajority(NamedTuple):
+    """No owner got a majority of the servers."""
+
+
+Outcome: TypeAlias = Acquired | Refusal | NoMajority
+
+
 def majority_of(servers: int) -> int:
     """Return the size of a majority. Any two majorities have a server in common."""
     return servers // 2 + 1
 
 
-def outcome(answers: Collection[Acquired | Refusal], pending: int, servers: int) -> Acquired | Refusal | None:
+def outcome(answers: Collection[Acquired | Refusal], pending: int, servers: int) -> Outcome | None:
     """Return the outcome of an acquire, or None while the pending replies can still decide it.
 
     Done marks and run marks are written to a majority. So in every majority, at least one server has them.
@@ -104,14 +111,9 @@ def agreed_seed(seed: str, token: int) -> tuple[str, str]:
         seed: Seed that :func:`outcome` chose.
         token: Token of this agreement.
     """
-    earlier = seed_of(seed) if "/" in seed else ""
-    value = earlier or str(token)
+    _, agreed, earlier = seed.rpartition("/")
+    value = (agreed and earlier) or str(token)
     return value, f"{token}/{value}"
-
-
-def seed_of(seed: str) -> str:
-    """Return the seed without its token."""
-    return seed.rpartition("/")[2]
 
 
 def _agreement_token(seed: str) -> int:

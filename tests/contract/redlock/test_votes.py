@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from celery_dlock.errors import LockLost, ReplyLost, StoreUnavailable
+from celery_dlock.errors import LockLost, ReplyLost, StoreNotReady, StoreUnavailable
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.waiting import POLL
@@ -16,13 +16,13 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import (
     Acquired,
     AcquireRequest,
+    Contended,
     Held,
     Identity,
-    NoMajority,
     Renewal,
     Used,
 )
-from celery_dlock.store.redlock.store import RedlockStore
+from celery_dlock.store.redlock.store import PAUSES, RedlockStore
 from tests.contract.helpers import NAME, TTL, Party, ending_of, keys_of, request_of
 from tests.contract.redlock.helpers import (
     KEYS,
@@ -49,10 +49,21 @@ def test_a_lost_vote_is_split_and_leaves_nothing_of_the_loser(five: RedlockSet, 
     """Two others hold two servers each. No owner has a majority, so none is shown as the holder."""
     for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
         hold(five.node(place), acquisition)
-    assert store.acquire(NAME, "o.1", TTL, request_of("id1", once=True)) == NoMajority()
+    assert isinstance(store.acquire(NAME, "o.1", TTL, request_of("id1", once=True)), Contended)
     eventually(lambda: holders(five.nodes) == ["a.1", "a.1", "b.1", "b.1", None])
     assert store.inspect(NAME) is None
     assert store.last_run(NAME) is None
+
+
+def test_split_vote_is_repeated_after_random_pauses_and_then_refused(five: RedlockSet, store: RedlockStore) -> None:
+    for place, acquisition in enumerate(["a.1", "a.1", "b.1", "b.1"]):
+        hold(five.node(place), acquisition)
+    answer = store.acquire(NAME, "o.1", TTL, request_of("id1"))
+    assert isinstance(answer, Contended)
+    assert all(0 <= pause <= longest for pause, longest in zip(answer.pauses, PAUSES, strict=True))
+    party = Party(five.lock_urls(), timeout=TIMEOUT)
+    with closing(party.store), pytest.raises(StoreNotReady, match="several callers asked for"):
+        party.acquire(NAME)
 
 
 @pytest.mark.invariant("majority-decides")
@@ -165,7 +176,7 @@ def not_taken(store: RedlockStore) -> str:
         answer = store.acquire(NAME, f"o.{uuid.uuid4()}", TTL, request_of())
     except StoreUnavailable as error:
         return str(error)
-    assert answer == NoMajority()
+    assert isinstance(answer, Contended)
     return ""
 
 
@@ -190,7 +201,7 @@ def test_name_that_leads_to_another_member_later_has_no_vote_without_info(five: 
         with led_astray(five) as (store, nodes):
             for node in nodes[1:]:
                 hold(node, "p.1")
-            assert store.acquire(NAME, "o.1", TTL, request_of()) == NoMajority()
+            assert isinstance(store.acquire(NAME, "o.1", TTL, request_of()), Contended)
             eventually(lambda: holders(nodes) == [None, "p.1", "p.1"])
     finally:
         for node in five.nodes:

@@ -228,7 +228,7 @@ def test_removed_setting_is_refused_with_what_replaces_it(name: str, instead: st
 
 
 def test_valkey_is_spoken_to_as_redis() -> None:
-    assert refusal(dlock_url="valkey://h").endswith("memory://; use redis:// for Valkey too")
+    assert refusal(dlock_url="valkey://h").endswith("; use redis:// for Valkey too")
 
 
 def test_other_settings_of_other_people_are_no_concern() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from celery_dlock.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from celery_dlock.locking.events import Loss, LossCause
+from celery_dlock.locking.events import LossCause
 
 
 def values(meter: Meter, name: str) -> dict[tuple[str, ...], float]:
@@ -183,12 +182,6 @@ def test_error_of_the_store_counts_as_its_most_special_kind(error: StoreUnavaila
 
 def test_each_cause_of_a_loss_is_a_value_of_the_metric() -> None:
     assert tuple(cause.value for cause in LossCause) == metric("lost").values
-
-
-def test_reason_of_a_loss_is_a_text_that_keeps_its_cause_over_pickle() -> None:
-    reason = Loss(LossCause.MAX_HOLD, "it was held too long")
-    again = pickle.loads(pickle.dumps(reason))
-    assert (reason, again, again.cause) == ("it was held too long", reason, LossCause.MAX_HOLD)
 
 
 @pytest.mark.parametrize(

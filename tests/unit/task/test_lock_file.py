@@ -114,7 +114,7 @@ def test_signal_says_that_the_lock_is_local(kit: DLockKit, app: Celery) -> None:
 def test_lease_of_a_local_lock_does_not_pass_ensure(kit: DLockKit, app: Celery) -> None:
     @singleton_task(app=app, bind=True, name="local.insisting", on_store_error="local")
     def insisting(self: Any) -> None:
-        assert repr(self.lease) == f"<LocalLease {self.lock_name()}>"
+        assert repr(self.lease) == f"<BypassLease {self.lock_name()} local=True>"
         for ask in (self.lease.ensure, lambda: self.lease.extend(5)):
             with pytest.raises(LockLost, match="is held on this machine only: the store did not answer"):
                 ask()

@@ -21,11 +21,12 @@ from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import Requester
 from celery_dlock.store.redlock.fanout import FanOut
 from celery_dlock.utils import threads as native
-from celery_dlock.utils.background import Loop, begin_thread
+from celery_dlock.utils.background import Loop, begin_thread, result_in_time
 from celery_dlock.utils.log import logger
 from celery_dlock.worker.claim_renewal import ClaimRenewer
 from celery_dlock.worker.crash_record import WorkerRecord
 from celery_dlock.worker.crash_recovery import CrashRecovery
+from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.queue_sweeper import QueueSweeper
 from celery_dlock.worker.store_check import StoreCheck
 from tests.support.polling import eventually
@@ -261,8 +262,8 @@ class Rounds:
 def rooms(runtime: Runtime, rounds: Rounds) -> dict[str, Any]:
     note = WorkerRecord.of_this_process() or pytest.fail("this system does not tell processes apart")
     return {
-        "queue sweeper": QueueSweeper(runtime, list, lambda call: call(), rounds.goes_on),
-        "claim renewer": ClaimRenewer(runtime, list, rounds.goes_on),
+        "queue sweeper": QueueSweeper(DeliveryRegistry(runtime), lambda call: call(), rounds.goes_on),
+        "claim renewer": ClaimRenewer(DeliveryRegistry(runtime), rounds.goes_on),
         "crash recovery": CrashRecovery(runtime, "node", rounds.goes_on, note),
         "store check": StoreCheck(runtime, rounds.goes_on, parks=False),
     }
@@ -463,3 +464,12 @@ def test_fan_out_thread_survives_a_call_that_raises(error: type[BaseException]) 
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "sleep", lambda seconds: None)
     monkeypatch.setattr("celery_dlock.utils.background._sleep", lambda seconds: None)
+
+
+def test_result_in_time_does_not_wait_for_a_function_that_hangs() -> None:
+    hangs = threading.Event()
+    try:
+        assert result_in_time("test", hangs.wait, 0.05) is None
+    finally:
+        hangs.set()
+    assert result_in_time("test", lambda: "answer", 20) == "answer"

@@ -54,10 +54,23 @@ def test_stale_answer_is_used_until_the_next_one_comes() -> None:
 
 
 def test_error_reaches_each_request_and_the_next_one_asks_again() -> None:
+    calls = []
+
     def fail() -> int:
+        calls.append(1)
         raise ValueError("boom")
 
-    shared = Shared("test", fail, keep=0)
+    shared = Shared("test", fail, keep=60)
     for _ in range(2):
         with pytest.raises(ValueError, match="boom"):
             shared.result(20)
+    assert len(calls) == 2
+
+
+def test_forgotten_answer_is_asked_for_again() -> None:
+    slow = Slow()
+    slow.go_on.set()
+    shared = Shared("test", slow, keep=60)
+    assert [shared.result(20), shared.result(20)] == [1, 1]
+    shared.forget()
+    assert shared.result(20) == 2

@@ -42,7 +42,8 @@ def test_a_claim_is_given_up_once_when_celerys_bounded_set_is_full(monkeypatch: 
     runtime: Any = SimpleNamespace(
         settings=SimpleNamespace(timeout=1.0, prefix="dlock"), open_store=lambda _timeout: store
     )
-    watchdog = ClaimRenewer(runtime, lambda: known, lambda: True)  # type: ignore[arg-type,return-value]  # the same
+    deliveries: Any = SimpleNamespace(runtime=runtime, with_claims=lambda: known)
+    watchdog = ClaimRenewer(deliveries, lambda: True)
     watchdog._renew_and_release()
     assert store.unclaimed == []
     revoked.add("b")

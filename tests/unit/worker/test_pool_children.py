@@ -8,7 +8,6 @@ from celery import Celery
 from celery_dlock.locking import other_tables
 from celery_dlock.runtime import Runtime
 from celery_dlock.worker import pool_children
-from celery_dlock.worker.body_kill import BodyKiller
 from celery_dlock.worker.delivery_registry import DeliveryRegistry
 from celery_dlock.worker.pool_children import PoolChildren
 from tests.unit.fakes import FakeClock
@@ -27,7 +26,7 @@ def runtime() -> Runtime:
 def children(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> PoolChildren:
     # This process stays no pool child for the tests behind this one: a child leaves other apps' leases to its worker.
     monkeypatch.setattr(other_tables, "_tables", {})
-    return PoolChildren(runtime, lambda record, released: None, BodyKiller(DeliveryRegistry(runtime)))
+    return PoolChildren(DeliveryRegistry(runtime))
 
 
 def test_child_counts_the_time_without_a_watchdog_from_its_fork(runtime: Runtime, children: PoolChildren) -> None:

@@ -93,7 +93,9 @@ class Harness:
             monitored_as=lambda: None,
             receive_order=self.receive_order,
         )
-        return QueueSweeper(runtime, list, lambda call: call(), lambda: True)
+        marker = SimpleNamespace(run_round=lambda: None)
+        deliveries: Any = SimpleNamespace(runtime=runtime, newly_revoked=list, completion_marker=marker)
+        return QueueSweeper(deliveries, lambda call: call(), lambda: True)
 
     def pass_time(self, workers: list[QueueSweeper], seconds: float) -> None:
         until = self.clock.now + seconds
@@ -226,7 +228,7 @@ def test_waiter_that_the_store_refuses_to_take_out_is_kept_and_stops_no_other(
 def test_waiters_to_be_taken_out_are_kept_until_the_store_answers(harness: Harness) -> None:
     """Otherwise, a waiter whose result is stored is granted the lock later, and runs."""
     worker, asked = harness.worker(), []
-    worker._revoked = lambda: [(NAME, "revoked")] if not asked else []
+    worker._deliveries.newly_revoked = lambda: [(NAME, "revoked")] if not asked else []  # type: ignore[method-assign]
     worker.discard_waiter(NAME, "gone")
     errors = [StoreUnavailable("away"), KeyError("broken"), None, None]
 

@@ -292,7 +292,7 @@ class TestOperators:
         (run,) = eventually(lambda: environment.runs(n))
         use = tasks.runs.used(n)
         node = environment.workers[0].node
-        assert (use.state, use.task, use.task_id, use.node) == ("running", "send_once.runs", running.id, node)
+        assert (use.state, use.task, use.task_id, use.worker) == ("running", "send_once.runs", running.id, node)
         assert use.idempotency_key == run["key"]
         environment.client.rpush(f"gate:{n}", "go")
         running.get(timeout=10)

@@ -1,4 +1,4 @@
-"""The core of what a worker does, with locks under Sentinel, in a Cluster and on Redlock."""
+"""The core of what a worker does, with locks under Sentinel, in a Cluster, on Redlock and in PostgreSQL."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from celery_dlock.locking.watchdog import FREED_WITHIN
 from tests.support.environ import environment_variables
 from tests.support.environments.policies import PolicyEnvironment
 from tests.support.polling import eventually
+from tests.support.postgresql import running_postgresql
 from tests.support.servers import Server
 from tests.support.topologies import MASTER_NAME
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -28,6 +29,8 @@ def _conf(kind, request):
         return {"dlock_url": url, "dlock_transport_options": {"master_name": MASTER_NAME}}
     if kind == "cluster":
         return {"dlock_url": request.getfixturevalue("cluster_set").lock_url()}
+    if kind == "postgresql":
+        return {"dlock_url": request.getfixturevalue("postgresql_url")}
     # Without the delay, because such servers would grant nothing for a ttl from their first start on.
     return {"dlock_url": request.getfixturevalue("redlock_set").lock_urls()[:3], "dlock_quarantine": 0}
 
@@ -45,7 +48,18 @@ def _running(conf, folder, *, queue):
         yield made
 
 
-@pytest.fixture(scope="module", params=["sentinel", "cluster", "redlock"])
+POSTGRESQL = pytest.param("postgresql", marks=pytest.mark.servers)
+
+
+@pytest.fixture(scope="module")
+def postgresql_url():
+    from tests.support.postgresql_stores import migrated_schema, url_of  # noqa: PLC0415  # needs psycopg
+
+    with running_postgresql() as server, migrated_schema(server) as schema:
+        yield url_of(server, schema)
+
+
+@pytest.fixture(scope="module", params=["sentinel", "cluster", "redlock", POSTGRESQL])
 def environment(request, tmp_path_factory):
     conf = _conf(request.param, request)
     with _running(conf, tmp_path_factory.mktemp(request.param), queue=request.param != "redlock") as made:
@@ -97,7 +111,7 @@ def test_wait_the_second_is_woken_by_the_release(environment):
     assert tokens == sorted(set(tokens))
 
 
-@pytest.mark.parametrize("environment", ["sentinel", "cluster"], indirect=True)  # Redlock refuses it
+@pytest.mark.parametrize("environment", ["sentinel", "cluster", POSTGRESQL], indirect=True)  # Redlock refuses it
 def test_queue_those_that_wait_run_one_by_one_in_the_order_of_their_sending(environment):
     n = environment.fresh()
     holding = environment.hold(environment.tasks.queues, n)

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from celery_dlock.store.holder_model import Holder
-from celery_dlock.store.model import Acquired, Duplicate, Held, NoMajority, Tombstoned, Unknown, Used
+from celery_dlock.store.model import Acquired, Duplicate, Held, Tombstoned, Unknown, Used
 from celery_dlock.store.operator_model import RunView
 from celery_dlock.store.redlock.voting import (
+    NoMajority,
     agreed_seed,
     best_known,
     majority_holder,
     majority_of,
     outcome,
     renewed,
-    seed_of,
 )
 
 
@@ -89,7 +89,6 @@ def test_last_agreed_seed_is_kept_and_a_seed_without_agreement_is_ignored() -> N
     assert isinstance(answer, Acquired)
     assert agreed_seed(answer.seed, answer.token) == ("8", "70/8")
     assert agreed_seed("70", 75) == ("75", "75/75")
-    assert seed_of("75/8") == seed_of("8") == "8"
 
 
 def test_majority_holder_merges_token_expiry_and_releasing_flag() -> None:

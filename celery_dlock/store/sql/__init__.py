@@ -1,0 +1,1 @@
+"""Lock stores in SQL databases, and the migrations of their tables."""

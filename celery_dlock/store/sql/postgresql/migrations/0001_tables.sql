@@ -1,0 +1,68 @@
+-- The tables of celery-dlock. Times are microseconds since the epoch, by the server's clock.
+-- A name is the prefix of the app, the bucket as three hexadecimal digits, and the lock name, with colons between them.
+
+CREATE TABLE dlock_meta (
+    k text COLLATE "C" PRIMARY KEY,
+    v bigint NOT NULL
+);
+
+-- One row for each lock name. If rest is null, the name has nothing but a plain lock, or none (owner is null).
+-- Each page keeps free space, and no index has a column that an acquire or a release changes. So an update finds room
+-- in the page of its row, and touches no index (HOT).
+CREATE TABLE dlock_name (
+    name text COLLATE "C" PRIMARY KEY,
+    owner text COLLATE "C",
+    until_us bigint NOT NULL DEFAULT 0,
+    since_us bigint NOT NULL DEFAULT 0,
+    token bigint NOT NULL DEFAULT 0,
+    ttl_ms bigint,
+    holder text,
+    rest text,
+    wake_us bigint NOT NULL DEFAULT 0,
+    sweep_us bigint
+) WITH (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 200,
+    autovacuum_vacuum_cost_delay = 0
+);
+CREATE INDEX dlock_name_sweep ON dlock_name (sweep_us) WHERE sweep_us IS NOT NULL;
+
+-- Parked messages and dead letters.
+CREATE TABLE dlock_waiter (
+    name text COLLATE "C",
+    identity text COLLATE "C",
+    waiting bigint,
+    delayed bigint,
+    entry text,
+    dead text,
+    shown boolean NOT NULL,
+    facts text NOT NULL,
+    PRIMARY KEY (name, identity)
+);
+CREATE INDEX dlock_waiter_waiting ON dlock_waiter (name, waiting, identity) WHERE waiting IS NOT NULL;
+CREATE INDEX dlock_waiter_delayed ON dlock_waiter (name, delayed, identity) WHERE delayed IS NOT NULL;
+CREATE INDEX dlock_waiter_dead ON dlock_waiter (name, identity) WHERE shown;
+
+-- Done marks, tombstones, run marks, and the records of workers.
+CREATE TABLE dlock_mark (
+    name text COLLATE "C",
+    kind text COLLATE "C",
+    key text COLLATE "C",
+    text text NOT NULL,
+    until_us bigint NOT NULL,
+    PRIMARY KEY (name, kind, key)
+);
+CREATE INDEX dlock_mark_until ON dlock_mark (until_us);
+CREATE INDEX dlock_mark_run ON dlock_mark (name, key) WHERE kind = 'run';
+
+-- Calls that wait for a release, each until its process has not asked for a few seconds.
+CREATE TABLE dlock_call (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text COLLATE "C" NOT NULL,
+    until_us bigint NOT NULL,
+    woken boolean NOT NULL DEFAULT false
+);
+CREATE INDEX dlock_call_line ON dlock_call (name, id);
+
+INSERT INTO dlock_meta (k, v) VALUES ('schema_version', 1), ('token_floor', 0);

@@ -1,0 +1,174 @@
+"""The statements of the store in PostgreSQL.
+
+``@.`` stands for the schema. ``@us`` stands for the time in microseconds, by the server's clock when the expression is
+evaluated, not when the transaction began. Integers have a cast, because psycopg sends small ones as smaller types.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["Statements"]
+
+_CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_HEAD: Final = "SELECT owner, until_us, since_us, token, ttl_ms, holder, rest, wake_us FROM @.dlock_name"
+_WAITER: Final = "SELECT identity, waiting, delayed, entry, dead, facts FROM @.dlock_waiter WHERE name = %s"
+
+
+class Statements:
+    """The statements.
+
+    Args:
+        schema: The schema of the tables.
+        clock: The expression for the time in microseconds. Tests have a clock of their own.
+    """
+
+    begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+    #: All statements of a transaction that only reads see the same data.
+    begin_reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+    #: In a transaction behind a pooler, which drops the settings of a session.
+    limits = (
+        "SELECT set_config('lock_timeout', %(limit)s, true), set_config('statement_timeout', %(limit)s, true),"
+        " set_config('idle_in_transaction_session_timeout', %(limit)s, true)"
+    )
+    head = f"{_HEAD} WHERE name = %s"
+    lock = f"{head} FOR UPDATE"
+    make = "INSERT INTO @.dlock_name (name) VALUES (%s) ON CONFLICT DO NOTHING"
+    #: After :attr:`lock`, which may have waited. A name without a row has a token above all that were removed.
+    now = "SELECT @us, (SELECT v FROM @.dlock_meta WHERE k = 'token_floor')"
+    put_head = (
+        "UPDATE @.dlock_name SET owner = %s, until_us = %s::bigint, since_us = %s::bigint, token = %s::bigint,"
+        " ttl_ms = %s::bigint, holder = %s, rest = %s, sweep_us = %s::bigint WHERE name = %s"
+    )
+
+    marks = (
+        "SELECT kind, key, text, until_us FROM @.dlock_mark WHERE name = %s AND (kind, key) IN"
+        ' (SELECT a.kind COLLATE "C", a.key COLLATE "C" FROM unnest(%s::text[], %s::text[]) AS a (kind, key))'
+    )
+    marks_of_kind = "SELECT key, text, until_us FROM @.dlock_mark WHERE name = %s AND kind = %s"
+    put_mark = (
+        "INSERT INTO @.dlock_mark (name, kind, key, text, until_us) VALUES (%s, %s, %s, %s, %s::bigint)"
+        " ON CONFLICT (name, kind, key) DO UPDATE SET text = excluded.text, until_us = excluded.until_us"
+    )
+    drop_mark = "DELETE FROM @.dlock_mark WHERE name = %s AND kind = %s AND key = %s"
+
+    waiters = f"{_WAITER} AND identity = ANY(%s)"
+    first_waiting = (
+        f"{_WAITER} AND waiting BETWEEN %s::bigint AND %s::bigint ORDER BY waiting, identity LIMIT %s::bigint"
+    )
+    first_delayed = first_waiting.replace("waiting BETWEEN", "delayed BETWEEN").replace("BY waiting", "BY delayed")
+    before_waiting = (
+        "SELECT count(*) FROM @.dlock_waiter WHERE name = %s AND waiting IS NOT NULL"
+        " AND (waiting, identity) < (%s::bigint, %s)"
+    )
+    before_delayed = before_waiting.replace("waiting", "delayed")
+    entries = "SELECT identity, entry FROM @.dlock_waiter WHERE name = %s AND entry IS NOT NULL"
+    put_waiter = (
+        "INSERT INTO @.dlock_waiter (name, identity, waiting, delayed, entry, dead, facts, shown)"
+        " VALUES (%s, %s, %s::bigint, %s::bigint, %s, %s, %s, %s) ON CONFLICT (name, identity) DO UPDATE"
+        " SET waiting = excluded.waiting, delayed = excluded.delayed, entry = excluded.entry, dead = excluded.dead,"
+        " facts = excluded.facts, shown = excluded.shown"
+    )
+    drop_waiter = "DELETE FROM @.dlock_waiter WHERE name = %s AND identity = %s"
+
+    # A wake-up that no call waits for is kept: the next call that begins to wait takes it.
+    keep_wake = (
+        "UPDATE @.dlock_name SET wake_us = @us + %s::bigint WHERE name = %s AND wake_us <= @us AND %s::bigint >"
+        " (SELECT count(*) FROM @.dlock_call WHERE name = %s AND NOT woken AND until_us > @us)"
+    )
+    wake = (
+        "UPDATE @.dlock_call SET woken = true WHERE id IN (SELECT id FROM @.dlock_call"
+        " WHERE name = %s AND NOT woken AND until_us > @us ORDER BY id LIMIT %s::bigint)"
+    )
+    take_wake = "UPDATE @.dlock_name SET wake_us = 0 WHERE name = %s AND wake_us > @us RETURNING name"
+    begin_to_wait = "INSERT INTO @.dlock_call (name, until_us) VALUES (%s, @us + %s::bigint) RETURNING id"
+    waits = "SELECT woken FROM @.dlock_call WHERE id = %s::bigint"
+    still_waits = "UPDATE @.dlock_call SET until_us = @us + %s::bigint WHERE id = %s::bigint RETURNING woken"
+    end_to_wait = "DELETE FROM @.dlock_call WHERE id = %s::bigint RETURNING woken"
+
+    # The plain paths: one statement each, for names without a `rest`.
+    #: Take a free lock. The marks and the holder are looked at before the row is written, so a refusal writes nothing.
+    acquire = (
+        "INSERT INTO @.dlock_name AS n (name, owner, until_us, since_us, token, ttl_ms, holder)"
+        " SELECT a.name, a.owner, t.us + a.ttl_ms * 1000, t.us, greatest(t.us, m.v + 1), a.ttl_ms, a.holder"
+        " FROM (SELECT %s AS name, %s AS owner, %s AS identity, %s::bigint AS ttl_ms, %s AS holder) AS a,"
+        " (SELECT @us AS us OFFSET 0) AS t, @.dlock_meta AS m WHERE m.k = 'token_floor'"
+        " AND NOT EXISTS (SELECT FROM @.dlock_mark AS k WHERE k.name = a.name AND"
+        " (k.kind = 'tombstone' AND k.key = a.owner OR k.kind = 'done' AND k.key = a.identity))"
+        " AND NOT EXISTS (SELECT FROM @.dlock_name AS h WHERE h.name = a.name AND h.until_us > t.us)"
+        " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until_us = excluded.until_us,"
+        " since_us = excluded.since_us, token = greatest(excluded.token, n.token + 1), ttl_ms = excluded.ttl_ms,"
+        " holder = excluded.holder WHERE n.owner IS NULL AND n.rest IS NULL RETURNING token, since_us"
+    )
+    release = (
+        "UPDATE @.dlock_name SET owner = NULL, until_us = 0, ttl_ms = NULL, holder = NULL"
+        " WHERE name = %s AND owner = %s AND rest IS NULL AND until_us > @us RETURNING 1"
+    )
+    renew = (
+        "UPDATE @.dlock_name AS n SET until_us = greatest(n.until_us, @us + a.ttl_ms * 1000),"
+        " ttl_ms = greatest(n.ttl_ms, a.ttl_ms) FROM unnest(%s::text[], %s::text[], %s::bigint[])"
+        ' WITH ORDINALITY AS a (name, owner, ttl_ms, number) WHERE n.name = a.name COLLATE "C"'
+        ' AND n.owner = a.owner COLLATE "C" AND n.rest IS NULL AND n.until_us > @us'
+        " AND n.until_us <= @us + greatest(n.ttl_ms, a.ttl_ms) * 1000 RETURNING a.number"
+    )
+
+    # The time is a subquery here: an index is not used for a bound that may change from row to row.
+    #: The earliest names of each bucket.
+    due = (
+        "SELECT name, rest, (SELECT @us) FROM (SELECT name, rest, sweep_us,"
+        " row_number() OVER (PARTITION BY substr(name, a.place, 3) ORDER BY sweep_us) AS number"
+        " FROM @.dlock_name, (SELECT %s::int AS place, %s::text[] AS buckets) AS a"
+        " WHERE sweep_us <= (SELECT @us) + %s::bigint AND name > %s AND name < %s"
+        " AND substr(name, a.place, 3) = ANY (a.buckets)) AS n WHERE number <= %s::bigint ORDER BY sweep_us"
+    )
+    # Places behind a place: a name and a detail.
+    names = (
+        "SELECT name, '' FROM (SELECT name FROM @.dlock_name WHERE (owner IS NOT NULL OR rest IS NOT NULL)"
+        " AND name > %(name)s AND name < %(end)s ORDER BY name LIMIT %(most)s::bigint) AS n"
+        " UNION (SELECT name, '' FROM @.dlock_mark WHERE kind = 'run' AND key = ''"
+        " AND name > %(name)s AND name < %(end)s ORDER BY name LIMIT %(most)s::bigint)"
+        " ORDER BY name LIMIT %(most)s::bigint"
+    )
+    queues = (
+        "SELECT name, '' FROM @.dlock_name WHERE sweep_us IS NOT NULL AND name > %(name)s AND name < %(end)s"
+        " ORDER BY name LIMIT %(most)s::bigint"
+    )
+    runs = (
+        "SELECT name, key FROM @.dlock_mark WHERE kind = 'run' AND (name, key) > (%(name)s, %(detail)s)"
+        " AND name < %(end)s ORDER BY name, key LIMIT %(most)s::bigint"
+    )
+    dead_letters = (
+        "SELECT name, identity FROM @.dlock_waiter WHERE shown AND (name, identity) > (%(name)s, %(detail)s)"
+        " AND name < %(end)s ORDER BY name, identity LIMIT %(most)s::bigint"
+    )
+    count = (
+        "SELECT count(*) FROM (SELECT FROM @.dlock_name WHERE (owner IS NOT NULL OR rest IS NOT NULL)"
+        " AND name > %s AND name < %s LIMIT 100000) AS n"
+    )
+    clock = "SELECT @us"
+    info = "SELECT current_setting('fsync') = 'on'"
+
+    # What has expired is removed in small steps, and without waiting for other transactions.
+    remove_marks = (
+        "DELETE FROM @.dlock_mark WHERE (name, kind, key) IN (SELECT name, kind, key FROM @.dlock_mark"
+        " WHERE until_us < (SELECT @us) ORDER BY until_us LIMIT 500 FOR UPDATE SKIP LOCKED)"
+    )
+    remove_calls = "DELETE FROM @.dlock_call WHERE until_us < (SELECT @us) - 60000000"
+    #: Remove the names of a range that nothing has used for ten minutes. Their tokens must not be issued again.
+    remove_names = (
+        "WITH gone AS (DELETE FROM @.dlock_name WHERE name IN (SELECT name FROM @.dlock_name WHERE name > %s"
+        " AND name <= %s AND until_us < (SELECT @us) - 600000000 AND since_us < (SELECT @us) - 600000000"
+        " AND sweep_us IS NULL FOR UPDATE SKIP LOCKED) RETURNING token)"
+        " UPDATE @.dlock_meta SET v = greatest(v, (SELECT max(token) FROM gone)) WHERE k = 'token_floor'"
+        " AND EXISTS (SELECT FROM gone)"
+    )
+    #: The end of the next range of names.
+    next_range = (
+        "SELECT max(name) FROM (SELECT name FROM @.dlock_name WHERE name > %s AND name < %s ORDER BY name LIMIT 500)"
+        " AS n"
+    )
+
+    def __init__(self, schema: str, clock: str = _CLOCK) -> None:
+        for name, text in vars(Statements).items():
+            if isinstance(text, str) and not name.startswith("_"):
+                setattr(self, name, text.replace("@us", clock).replace("@.", f'"{schema}".'))
