@@ -22,6 +22,7 @@ from celery_dlock.store.memory.backend import MemoryBackend
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
+from tests.support.backends import CHOSEN
 from tests.support.faulty_backend import Fault, FaultyBackend, Resending, conflict, lost_reply, one_in_three
 from tests.support.postgresql import running_pgbouncer, running_postgresql
 from tests.support.proxy import Proxy
@@ -36,7 +37,8 @@ STANDALONE, TLS = "standalone", "tls"
 MEMORY, POSTGRESQL, PGBOUNCER = "memory", "postgresql", "pgbouncer"
 #: Behind the name of a backend: one commit of three fails. The engine must hide it.
 FAULTS: Final[Mapping[str, Fault]] = {"-conflicts": conflict, "-lost-replies": lost_reply}
-PROVEN: Final = tuple(backend + fault for backend in (MEMORY, POSTGRESQL) for fault in ("", *FAULTS))
+FAULTY: Final = tuple(backend + fault for backend in {MEMORY: 0, CHOSEN: 0} for fault in FAULTS if backend)
+PROVEN: Final = (MEMORY, POSTGRESQL, *FAULTY)
 ENGINES: Final = (*PROVEN, PGBOUNCER)
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
 

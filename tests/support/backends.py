@@ -18,7 +18,7 @@ from celery_dlock.store.model import Acquired, AcquireRequest, Released, Renewal
 from celery_dlock.store.operator import Place as ListPlace
 from celery_dlock.store.rules.data import Head, Mark, MarkKind, Place, Timed, Waiter
 
-__all__ = ["BACKEND", "BACKENDS", "CheckedBackend", "ProvenBackend"]
+__all__ = ["BACKEND", "BACKENDS", "CHOSEN", "CheckedBackend", "ProvenBackend"]
 
 
 class ProvenBackend(NamedTuple):
@@ -34,9 +34,10 @@ class ProvenBackend(NamedTuple):
 
 
 BACKENDS: Final = {"memory": ProvenBackend(lambda: "memory://", MemoryBackend)}
-_CHOSEN: Final = os.environ.get("DLOCK_TEST_BACKEND", "")
+#: The backend that `make prove-backend` proves; "" without it.
+CHOSEN: Final = os.environ.get("DLOCK_TEST_BACKEND", "")
 #: The backend of the histories against the scripts, and of the stateful tests.
-BACKEND: Final = _CHOSEN if _CHOSEN in BACKENDS else "memory"
+BACKEND: Final = CHOSEN if CHOSEN in BACKENDS else "memory"
 
 
 class CheckedBackend:
