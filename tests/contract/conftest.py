@@ -34,11 +34,11 @@ LockUrl = str | list[str]
 
 STANDALONE, TLS = "standalone", "tls"
 #: The engine over a backend: every test that does not look at Redis keys through `client`.
-MEMORY, POSTGRESQL, PGBOUNCER = "memory", "postgresql", "pgbouncer"
+MEMORY, POSTGRESQL, PGBOUNCER, MARIADB = "memory", "postgresql", "pgbouncer", "mariadb"
 #: Behind the name of a backend: one commit of three fails. The engine must hide it.
 FAULTS: Final[Mapping[str, Fault]] = {"-conflicts": conflict, "-lost-replies": lost_reply}
 FAULTY: Final = tuple(backend + fault for backend in {MEMORY: 0, CHOSEN: 0} for fault in FAULTS if backend)
-PROVEN: Final = (MEMORY, POSTGRESQL, *FAULTY)
+PROVEN: Final = (MEMORY, POSTGRESQL, MARIADB, *FAULTY)
 ENGINES: Final = (*PROVEN, PGBOUNCER)
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
 
@@ -197,6 +197,23 @@ def pgbouncer_url(pgbouncer: str, schema: str) -> str:
     from tests.support.postgresql_stores import url_of  # noqa: PLC0415  # see above
 
     return url_of(pgbouncer, schema)
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[Any]:
+    from tests.support.mariadb import running_mariadb  # noqa: PLC0415  # PyMySQL is in the main lane only
+
+    with running_mariadb() as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb: Any) -> Iterator[str]:
+    """The URL of a database with the tables of this test."""
+    from tests.support.mysql_stores import migrated_database, url_of  # noqa: PLC0415  # see above
+
+    with migrated_database(mariadb) as made:
+        yield url_of(mariadb, made)
 
 
 def _most(topology: str) -> int:
