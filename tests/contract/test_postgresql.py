@@ -1,13 +1,13 @@
 """The tables and the connections of a store in PostgreSQL, and its errors with their cures."""
 
 import os
-import random
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,20 +17,21 @@ from click.testing import CliRunner, Result
 from celery_dlock import InvalidLockOptions
 from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.engine.store import EngineStore
-from celery_dlock.store.factory import open_migrator, open_store
+from celery_dlock.store.engine.backend import Changes, Wanted
+from celery_dlock.store.factory import open_migrator
 from celery_dlock.store.location import StoreLocation
-from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Renewal
+from celery_dlock.store.model import AcquireRequest, Requester
+from celery_dlock.store.rules.data import Mark
 from celery_dlock.store.sql.migrations import VERSION
-from tests.contract.helpers import NAME, TTL, request_of
+from celery_dlock.store.sql.pool import MOST_CONNECTIONS
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.servers
 
 pytest.importorskip("psycopg", reason="installed in the main lane only")
-from celery_dlock.store.sql.postgresql.connection import MOST_CONNECTIONS, ConnectionPool  # noqa: E402  # needs psycopg
+from celery_dlock.store.sql.postgresql.backend import PostgreSQLBackend  # noqa: E402  # needs psycopg
+from celery_dlock.store.sql.postgresql.connection import ConnectionPool  # noqa: E402  # also
 from tests.support.postgresql_stores import administrator, own_schema, url_of  # noqa: E402  # also
 
 MODULE = """
@@ -292,6 +293,32 @@ def test_idle_limit_of_a_session_is_set_so_that_idle_children_hold_no_connection
         assert ask(pool, "SHOW idle_session_timeout") == "1min"
 
 
+# -- transactions
+
+
+@pytest.mark.parametrize("kind", ["tombstone", "done"])
+@pytest.mark.parametrize("known", [True, False], ids=["used name", "new name"])
+def test_plain_acquire_that_waits_for_a_mark_does_not_take_the_lock(
+    postgresql: str, postgresql_url: str, kind: Any, *, known: bool
+) -> None:
+    """The acquire has read the marks, and then waits for the row: the transaction before it adds the mark."""
+    name, request = LockName(f"n:{'1' * 32}", 7), AcquireRequest(Requester.of("t", "id", "n", 1))
+    with closing(PostgreSQLBackend(StoreLocation.of(postgresql_url), 5, "dlock")) as backend:
+        if known:
+            with backend.open(name, Wanted()) as session:
+                session.commit(Changes(marks={("run", ""): Mark("x", session.now + 60_000_000)}))
+        answers: list[object] = []
+        thread = threading.Thread(target=lambda: answers.append(backend.acquire_plain(name, "o.1", 10_000, request)))
+        waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        with administrator(postgresql) as admin, backend.open(name, Wanted()) as session:
+            thread.start()
+            eventually(lambda: admin.execute(waiting).fetchall(), message="the acquire does not wait")
+            key = "o.1" if kind == "tombstone" else ""
+            session.commit(Changes(marks={(kind, key): Mark("x", session.now + 60_000_000)}))
+        thread.join()
+        assert answers == [None]
+
+
 # -- behind a pooler
 
 
@@ -309,66 +336,3 @@ def test_durability_that_a_pooler_drops_is_refused(pgbouncer: str, schema: str) 
         pytest.raises(StoreRefused, match="ALTER ROLE"),
     ):
         ask(pool)
-
-
-# -- several transactions at once
-
-
-@pytest.mark.invariant("state-change-is-atomic")
-def test_acquires_of_many_connections_exclude_one_another(postgresql_url: str) -> None:
-    """Plain statements and transactions, for names that exist and for names that do not."""
-    names = [LockName(f"n{number}:{number:032x}", number) for number in range(30)]
-    stolen: list[str] = []
-    tokens: dict[LockName, list[int]] = {name: [] for name in names}
-
-    def work(number: int) -> None:
-        chance = random.Random(number)
-        with closing(open_store([StoreLocation.of(postgresql_url)], timeout=10, prefix="dlock")) as store:
-            for step in range(60):
-                name, acquisition = names[step // 2], f"o{number}.{step}"
-                # A copy that may be one of a finished message is not plain: the rules decide.
-                request = request_of(f"t{number}", redelivered=chance.random() < 0.5)
-                got = store.acquire(name, acquisition, 60_000, request)
-                if isinstance(got, Acquired):
-                    tokens[name].append(got.token)
-                    released = store.release(name, acquisition, ReleaseRequest(queue=chance.random() < 0.5))
-                    stolen.extend([] if released.ours else [acquisition])
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert stolen == []
-    assert all(of_name == sorted(set(of_name)) for of_name in tokens.values())
-    assert all(tokens.values())
-
-
-# -- plain paths
-
-
-def test_plain_paths_leave_to_the_rules_what_is_not_plain(postgresql_url: str) -> None:
-    """A done mark, a tombstone, a holder, an expired lease, or an option. Then nothing is written."""
-    with closing(open_store([StoreLocation.of(postgresql_url)], timeout=10, prefix="dlock")) as store:
-        assert isinstance(store, EngineStore)
-        backend = store.backend
-
-        def refuses(acquisition: str, request: AcquireRequest) -> bool:
-            return backend.acquire_plain(NAME, acquisition, TTL, request) is None and store.inspect(NAME) == holder
-
-        holder = None
-        store.mark_done(NAME, Identity("finished").digest, "o", 0)
-        assert refuses("o.1", request_of("finished"))
-        store.release(NAME, "o.2", ReleaseRequest(outcome_unknown=True))
-        assert refuses("o.2", request_of("other"))
-        assert refuses("o.3", request_of("other", min_hold_ms=1))
-        assert refuses("o.3", request_of("other", once=True))
-        assert isinstance(backend.acquire_plain(NAME, "o.3", 300, request_of("other")), Acquired)
-        assert backend.acquire_plain(NAME, "o.4", TTL, request_of("finished")) is None
-        assert backend.release_plain(NAME, "o.4", ReleaseRequest()) is None
-        assert backend.release_plain(NAME, "o.3", ReleaseRequest(queue=True)) is None
-        assert list(backend.renew_plain([Renewal(NAME, "o.4", TTL), Renewal(NAME, "o.3", 300)], None)) == [None, True]
-        eventually(lambda: store.inspect(NAME) is None)
-        assert refuses("o.5", request_of("other"))
-        assert backend.release_plain(NAME, "o.3", ReleaseRequest()) is None
-        assert list(backend.renew_plain([Renewal(NAME, "o.3", TTL)], None)) == [None]
