@@ -8,23 +8,25 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from psycopg.pq import TransactionStatus
 
+from ....errors import GuardRefused
 from ....keys.lock_name import ONE_LOCK, LockName, split_seat
 from ...acquisition import kind_of
-from ...base import ReleaseListener, ReleaseRequest
-from ...engine.backend import Backend, Changes, Listed, Wanted
+from ...base import NO_GUARD, ReleaseListener, ReleaseRequest
+from ...engine.backend import Backend, Changes, Conflict, Listed, Wanted
 from ...location import StoreLocation
 from ...model import Acquired, AcquireRequest, Released, Renewal
 from ...operator import Place as ListPlace
 from ...rules.data import Head, LockRecord, Mark, MarkKind, Place, Timed, Waiter
 from ...rules.texts import head_from_text, head_text, record_fields, waiter_from_texts, waiter_text
 from ...server_model import StoreInfo
+from ..guard import UserTransaction
 from .connection import Connection, ConnectionPool
 from .listener import WAKE_US, Listener
 from .statements import Statements
@@ -38,6 +40,8 @@ REMOVAL_SECONDS: Final = 1.0
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 #: The fields of a plain lock that the column ``holder`` has.
 _HOLDER: Final = ("identity", "task", "task_id", "node", "pid")
+#: The error of a transaction whose snapshot is older than a change of the row that it wants to lock.
+_SERIALIZATION_FAILURE: Final = "40001"
 _PLAIN: Final = {"acquisition", "token", "since", "ttl_ms", *_HOLDER}
 
 
@@ -126,11 +130,46 @@ class PostgreSQLBackend(Backend):
 
     @contextmanager
     def open(self, name: LockName, wanted: Wanted) -> Iterator[PostgreSQLSession]:
+        refused = None
         with self.pool.lent(wanted.within) as connection:
             limit = str(math.ceil(self.timeout * 1000)) if self.pool.pooled else ""
-            yield PostgreSQLSession(self.sql, connection, self.key(name), wanted, limit)
+            try:
+                yield PostgreSQLSession(self.sql, connection, self.key(name), wanted, limit)
+            except Conflict as conflict:  # the connection stays usable
+                refused = conflict
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 connection.execute("ROLLBACK")
+        if refused is not None:
+            raise refused
+
+    def guard_of(self, connection: Any) -> Callable[[LockName, int], bool]:
+        user = UserTransaction(connection)
+
+        def guard(name: LockName, token: int) -> bool:
+            # All of these come after the commit of the guard, so that the snapshot of the transaction has it.
+            here, read_only = user.ask(self.sql.can_guard) or (False, False)
+            # Two databases may both have such tables.
+            if not here or user.ask(self.sql.store_id) != self._ask(self.sql.store_id)[0]:
+                raise GuardRefused(NO_GUARD)
+            if read_only:
+                raise GuardRefused("a transaction that is read-only, or on a replica, cannot be guarded")
+            return self._lock_guard(user, self.key(name), token)
+
+        return guard
+
+    def _lock_guard(self, user: UserTransaction, key: str, token: int) -> bool:
+        try:
+            if user.ask(self.sql.lock_guard, (key, token)) is not None:
+                return True
+        except Exception as error:
+            if getattr(error, "sqlstate", getattr(error, "pgcode", None)) != _SERIALIZATION_FAILURE:
+                raise
+        if self._ask(self.sql.has_guard, key, token):
+            raise GuardRefused(
+                "this transaction began before its guard: under REPEATABLE READ or SERIALIZABLE, call guard() before "
+                "any other statement of the transaction"
+            )
+        return False
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return Listener(self.pool, self.sql, self.key(name))
@@ -165,6 +204,7 @@ class PostgreSQLBackend(Backend):
         with self.pool.lent() as connection:
             connection.execute(sql.remove_marks)
             connection.execute(sql.remove_calls)
+            connection.execute(sql.remove_guards)
             (last,) = connection.execute(sql.next_range, (self._removed_to, self._end)).fetchall()[0]
             if last is not None:
                 connection.execute(sql.remove_names, (self._removed_to, last))
@@ -306,6 +346,10 @@ class PostgreSQLSession:
         statement = self._sql.before_waiting if place == "waiting" else self._sql.before_delayed
         return int(self._connection.execute(statement, (self._key, score, identity)).fetchall()[0][0])
 
+    def end_guard(self, token: int) -> bool:
+        self._connection.execute(self._sql.end_guard, (self._key, token))
+        return self._connection.execute(self._sql.has_guard, (self._key, token)).fetchone() is None
+
     def commit(self, changes: Changes) -> None:
         sql, run, key = self._sql, self._connection.execute, self._key
         with self._connection.pipeline():
@@ -325,6 +369,8 @@ class PostgreSQLSession:
                     run(sql.drop_mark, (key, kind, name))
                 else:
                     run(sql.put_mark, (key, kind, name, mark.text, mark.until))
+            if changes.guard is not None:
+                run(sql.put_guard, (key, changes.guard))
             if changes.wakes:
                 run(sql.keep_wake, (WAKE_US, key, changes.wakes, key))
                 run(sql.wake, (key, changes.wakes))
