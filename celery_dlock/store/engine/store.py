@@ -77,9 +77,10 @@ class EngineStore:
             except Conflict as conflict:
                 conflicts += 1
                 if time.monotonic() > end:
-                    reason = str(conflict) or f"other transactions changed {name.text} before this one could commit"
+                    reason = str(conflict) or f"other transactions changed {name.text}"
                     raise StoreBusy(
-                        f"the store {self.backend.shown} is too busy: {conflicts} times within {within:g} s, {reason}"
+                        f"the store {self.backend.shown} is too busy: within {within:g} s, {reason}, {conflicts} times "
+                        "before this one could commit"
                     ) from conflict
             time.sleep(rng.uniform(0, pause))
             pause = min(2 * pause, _PAUSE[1])
