@@ -209,16 +209,6 @@ local function must_wait(waiters)
   return {'queue', waiters, rank}
 end
 
-local debounced_life_ms = DEBOUNCE and decimal(86400000 + debounce_max_ms)
-if DEBOUNCE or REPLACE then
-  -- @include replaced_waiter
-  if DEBOUNCE then
-    -- @include debounce
-  else
-    -- @include replace
-  end
-end
-
 -- Return how many delayed messages are duplicates of started ones (sweep), and the first other one.
 local function delayed_waiters()
   local duplicates, first = 0, nil
@@ -230,6 +220,16 @@ local function delayed_waiters()
     end
   end
   return duplicates, first
+end
+
+local debounced_life_ms = DEBOUNCE and decimal(86400000 + debounce_max_ms)
+if DEBOUNCE or REPLACE then
+  -- @include replaced_waiter
+  if DEBOUNCE then
+    -- @include debounce
+  else
+    -- @include replace
+  end
 end
 
 -- Return identity and message of the oldest waiter of a full queue, or nil if this message is the oldest.

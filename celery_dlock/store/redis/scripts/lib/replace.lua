@@ -69,7 +69,7 @@ elseif queued then
   return queued_answer()
 elseif stopped_by or started_later or held or preceded or newest_message then
   if message == '' then
-    return must_wait(redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed))
+    return must_wait(count_waiters() - delayed_waiters())
   end
   local by = stopped_by or started_later or newer
   if by then
