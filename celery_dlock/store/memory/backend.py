@@ -125,7 +125,8 @@ class MemoryBackend(Backend):
             yield self.clock.now_us()
 
     def data(self, name: LockName) -> NameData:
-        return self.names.setdefault((name.bucket, split_seat(name)[0]), NameData())
+        key = name.bucket, split_seat(name)[0]
+        return self.names.get(key) or self.names.setdefault(key, NameData())
 
     def _purge(self) -> None:
         now = self.clock.now_us()
