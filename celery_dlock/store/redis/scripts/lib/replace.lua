@@ -69,7 +69,11 @@ elseif queued then
   return queued_answer()
 elseif stopped_by or started_later or held or preceded or newest_message then
   if message == '' then
-    return must_wait(redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed))
+    local waiters = redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed)
+    if held then
+      return describe_holder('queue', waiters, rank)
+    end
+    return {'queue', waiters, rank}
   end
   local by = stopped_by or started_later or newer
   if by then
@@ -80,7 +84,7 @@ elseif stopped_by or started_later or held or preceded or newest_message then
   redis.call('HSET', messages, identity, message)
   redis.call('HDEL', dead, identity)
   -- A granted call that finds this newer one ends itself.
-  local evicted = newest_message and holder ~= grant_to(newest) and newest or nil
+  local evicted = newest_message and holder ~= GRANT .. newest and newest or nil
   if evicted then
     await_end(newest, newest_rank, task_id)
     redis.call('HSET', messages, identity .. ':evicted', newest)
