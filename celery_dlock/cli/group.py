@@ -50,19 +50,20 @@ def dlock(ctx: click.Context, /, **_preload: Any) -> None:
 @option("--limit", type=click.IntRange(1), default=100, show_default=True, help="A page ends when it has this many.")
 @option("--cursor", default="", help="The next page: the cursor that the page before printed.")
 @option("--all", "every", is_flag=True, help="All pages.")
+@option("--wide", is_flag=True, help="On a terminal, do not shorten the table.")
 @option("--workers", is_flag=True, help="List what the live workers hold, with their pools, versions and watchdogs.")
 @listing
 @click.pass_context
 def list_(  # click prints the docstring
     ctx: click.Context, /, task: str | None, name: str | None, state: str | None, older: float | None, limit: int,
-    cursor: str, every: bool, workers: bool, form: str | None,  # noqa: FBT001
+    cursor: str, every: bool, wide: bool, workers: bool, form: str | None,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """List the lock names that are in use. A page can be longer than the limit."""
     if workers and (state or older is not None or cursor or every):
         raise click.UsageError("--workers shows what is held now: of the filters, only --task and --name go with it")
     with session(form) as opened:
         if workers:
-            show_workers(opened, task, name)
+            show_workers(opened, task, name, fit=not wide)
             ctx.exit(0)
         found: list[Any] = []
         scanned = 0
@@ -81,7 +82,7 @@ def list_(  # click prints the docstring
             if not (every and cursor):
                 break
             note(f"{len(found)} names; looked at {min(scanned, page.keys)} of {page.keys} keys")
-        opened.show(found, LOCKS, cursor)
+        opened.show(found, LOCKS, cursor, fit=not wide)
 
 
 @dlock.command()

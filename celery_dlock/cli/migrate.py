@@ -16,9 +16,9 @@ __all__ = ["migrate"]
 @option("--check", is_flag=True, help="Change nothing. Exit code 1 if the tables are missing or of another version.")
 @click.pass_context
 def migrate(ctx: click.Context, /, *, sql: bool, check: bool) -> None:
-    """Create the tables of a lock store in PostgreSQL, or bring them to the version of this release.
+    """Create the tables of a lock store in SQL, or bring them to the version of this release.
 
-    The user in dlock_url needs the right CREATE on the schema. Otherwise an administrator runs what --sql prints.
+    The user in dlock_url needs the right CREATE. Otherwise an administrator runs what --sql prints.
     """
     from ..errors import InvalidLockOptions, StoreRefused, StoreUnavailable  # noqa: PLC0415  # as in session
     from ..runtime import Runtime  # noqa: PLC0415

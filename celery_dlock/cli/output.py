@@ -12,6 +12,7 @@ import click
 from ..reports.documents import document
 from ..reports.facts import Fact, Table
 from ..utils.text import printable
+from .terminal import fitted, lines
 
 __all__ = ["Output", "note"]
 
@@ -30,12 +31,12 @@ class Output:
         self._store = store
         self._headers = headers
 
-    def show(self, items: Sequence[Any], table: Table, cursor: str = "") -> None:
-        """Print items."""
+    def show(self, items: Sequence[Any], table: Table, cursor: str = "", *, fit: bool = False) -> None:
+        """Print items. The arguments are those of :meth:`show_rows`, and the cursor of the next page."""
         if self.form:
             self.show_json(items, table, cursor)
         else:
-            self.show_rows(table.columns, [[fact.text(item) for fact in table.columns] for item in items])
+            self.show_rows(table.columns, [[fact.text(item) for fact in table.columns] for item in items], fit=fit)
         if cursor and self.form != "json":
             note(f"there are more: --cursor {cursor}")
 
@@ -48,8 +49,14 @@ class Output:
             for row in rows:
                 click.echo(json.dumps(row))
 
-    def show_rows(self, columns: Sequence[Fact], rows: Sequence[Sequence[str]]) -> None:
-        """Print the rows of a table; "-" where there is no text."""
+    def show_rows(self, columns: Sequence[Fact], rows: Sequence[Sequence[str]], *, fit: bool = False) -> None:
+        """Print the rows of a table; "-" where there is no text.
+
+        Args:
+            columns: The columns.
+            rows: The texts of each row.
+            fit: Shorten the table if it is too wide for the terminal.
+        """
         if not rows:
             return
         names = [[fact.title.upper() for fact in columns]] if self._headers else []
@@ -58,9 +65,11 @@ class Output:
             for row in shown:
                 click.echo("\t".join(row))
             return
-        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        for row in shown:
-            click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        brief = fitted(columns, shown) if fit else (columns, shown)
+        for line in lines(*brief):
+            click.echo(line)
+        if brief[1] is not shown:
+            note("this is shortened: --wide shows all columns and whole texts")
 
 
 def note(text: str) -> None:

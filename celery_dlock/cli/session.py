@@ -53,9 +53,9 @@ class Session:
         self.app = app
         self.out = out
 
-    def show(self, items: Sequence[Any], table: Table, cursor: str = "") -> None:
+    def show(self, items: Sequence[Any], table: Table, cursor: str = "", *, fit: bool = False) -> None:
         """Print a list. If it is empty, say so, and end the command with exit code 1."""
-        self.out.show(items, table, cursor)
+        self.out.show(items, table, cursor, fit=fit)
         if not items:
             note(table.empty)
             click.get_current_context().exit(NOTHING)

@@ -18,8 +18,15 @@ __all__ = ["show_workers"]
 _OF_WORKER: Final = WORKERS.pick("worker", "pool", "version", "watchdog")
 
 
-def show_workers(opened: Session, task: str | None, name: str | None) -> None:
-    """Print the workers that answer, with the leases of this task and of names that match the pattern."""
+def show_workers(opened: Session, task: str | None, name: str | None, *, fit: bool) -> None:
+    """Print the workers that answer, with the leases of this task and of names that match the pattern.
+
+    Args:
+        opened: The run of the command.
+        task: The task; None for all.
+        name: The pattern; None for all names.
+        fit: Shorten the table if it is too wide for the terminal.
+    """
 
     def wanted(lease: Any) -> bool:
         return task in (None, lease.task) and (name is None or fnmatch.fnmatchcase(lease.name, name))
@@ -29,7 +36,7 @@ def show_workers(opened: Session, task: str | None, name: str | None) -> None:
     if opened.out.form:
         opened.out.show_json(views, WORKERS)
     else:
-        opened.out.show_rows([*_OF_WORKER, *LEASES.columns], [row for view in views for row in _rows(view)])
+        opened.out.show_rows([*_OF_WORKER, *LEASES.columns], [row for view in views for row in _rows(view)], fit=fit)
     for view in found.workers:
         if view.held > len(view.leases):
             note(f"{view.worker} holds {view.held} locks, and names the first {len(view.leases)}")

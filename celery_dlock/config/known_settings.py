@@ -122,7 +122,7 @@ SETTINGS: Final = {
     "dlock_url": Setting(
         None,
         _Values("a URL, or a list of URLs", _checked_later),
-        "The lock store: the URL of one server, of sentinels, of a Cluster or of PostgreSQL, or a list of servers for "
+        "The lock store: the URL of one server, of sentinels, of a Cluster or of a database, or a list of servers for "
         "Redlock. "
         "``memory://``: the memory of this process, for tests.",
         "the broker's URL if that is Redis, else the result backend's",

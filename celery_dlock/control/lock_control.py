@@ -239,12 +239,15 @@ class LockControl:
         """
         return explanation.explain(self._app, self._store, task_id)
 
-    def counts(self) -> summary.Counts:
+    def counts(self, each: Callable[[LockView], object] = lambda _: None) -> summary.Counts:
         """Return the numbers of locks, waiters, dead letters, unknown outcomes and claims of each task.
 
         It reads all held locks and claims, as :meth:`explain` does.
+
+        Args:
+            each: Called with the view of each of these names.
         """
-        return summary.counts(self._store)
+        return summary.counts(self._store, each)
 
     def ticks(self, *, recent: int = 3) -> tuple[schedule.TickView, ...]:
         """Return the last ticks of each entry of ``beat_schedule`` whose task has ``once_per="tick"``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from .scanning import scan_all
 
 if TYPE_CHECKING:
     from ..store.operator import OperatorStore
+    from ..store.operator_model import LockView
 
 __all__ = ["Counts", "Health", "counts", "health"]
 
@@ -66,11 +67,17 @@ class Health:
     clock_offsets: Mapping[str, float] = field(default_factory=dict)
 
 
-def counts(store: OperatorStore) -> Counts:
-    """Return the numbers of everything in a store."""
+def counts(store: OperatorStore, each: Callable[[LockView], object]) -> Counts:
+    """Return the numbers of everything in a store.
+
+    Args:
+        store: The store.
+        each: Called with the view of each name that is locked or claimed.
+    """
     now = store.now()
     locks, claims, waiting, endless = _Tally(), _Tally(), _Tally(), 0
     for view in scan_all(store, ("held", "granted", "kept", "claimed")):
+        each(view)
         endless += view.without_expiry
         if view.holder:
             # The age of a grant is no age of a hold.

@@ -14,10 +14,12 @@ from ..utils.background import result_in_time
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["COMMAND", "LEASES", "LOST_WITHIN", "HeldLease", "WorkerView", "Workers", "ask_workers"]
+__all__ = ["COMMAND", "COUNTERS", "LEASES", "LOST_WITHIN", "HeldLease", "WorkerView", "Workers", "ask_workers"]
 
 #: The name of the inspect command.
 COMMAND: Final = "dlock"
+#: The metrics of which a worker tells its counters.
+COUNTERS: Final = ("acquired", "conflicts", "lost")
 #: Leases that one worker names in its answer.
 LEASES: Final = 1000
 #: Seconds of which a worker tells how many leases were lost.
@@ -71,8 +73,9 @@ class WorkerView:
         problem: The reason for which it said nothing else; "" if it did.
         lost: The number of leases that its processes lost in the last hour, at most 1000. None: its celery-dlock is
             older, and does not tell.
-        conflicts: The conflicts since its start, by task and by what became of the calls. None: it counts nothing,
-            because ``dlock_metrics_port`` is not set and no ``WorkerCollector`` is registered.
+        counters: Its counters ``acquired``, ``conflicts`` and ``lost`` since its start: by task, and then by the value
+            of the metric's other label, "" for none. None: it counts nothing, because ``dlock_metrics_port`` is not
+            set and no ``WorkerCollector`` is registered.
         wire: Its wire version. An older worker leaves the messages of newer ones to them.
     """
 
@@ -86,7 +89,7 @@ class WorkerView:
     leases: Sequence[HeldLease] = ()
     problem: str = ""
     lost: int | None = None
-    conflicts: Mapping[str, Mapping[str, int]] | None = None
+    counters: Mapping[str, Mapping[str, Mapping[str, int]]] | None = None
     wire: int = 1
 
 
@@ -172,7 +175,7 @@ def _view(node: str, answer: Any) -> WorkerView:
             held,
             tuple(map(_lease, answer["leases"])),
             lost=None if answer.get("lost") is None else int(answer["lost"]),
-            conflicts=None if answer.get("conflicts") is None else _conflicts(answer["conflicts"]),
+            counters=None if answer.get("counters") is None else _counters(answer["counters"]),
             wire=int(answer.get("wire", 1)),
         )
     return WorkerView(node, problem="its answer cannot be read: its celery-dlock is of another version")
@@ -183,8 +186,12 @@ def _lease(fields: Sequence[Any]) -> HeldLease:
     return HeldLease(str(name), str(acquisition), str(task), str(task_id), int(pid), float(expires_in), float(ttl))
 
 
-def _conflicts(counts: Any) -> dict[str, dict[str, int]]:
-    return {str(task): {str(outcome): int(number) for outcome, number in its.items()} for task, its in counts.items()}
+def _counters(found: Any) -> dict[str, dict[str, dict[str, int]]]:
+    return {
+        metric: {str(task): {str(value): int(number) for value, number in its.items()} for task, its in tasks.items()}
+        for metric, tasks in found.items()
+        if metric in COUNTERS
+    }
 
 
 def _watchdog(*, running: bool, scanned: float | None, held: int) -> Watchdog:

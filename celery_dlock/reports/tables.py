@@ -19,6 +19,7 @@ __all__ = [
     "CLAIMS",
     "COUNTS",
     "DEAD_LETTERS",
+    "HOLDERS",
     "LEASES",
     "LOCKS",
     "TICKS",
@@ -186,6 +187,16 @@ TICKS: Final = Table(
         Fact("run.task_id", "Task id", "call"),
         _TASK,
         _NAME,
+    ),
+)
+#: The holders of a lock in the last hour.
+HOLDERS: Final = Table(
+    (
+        Fact("begin", "From", "time"),
+        Fact("end", "Until", "time"),
+        Fact("change.state", "State"),
+        Fact("change.by", "Worker"),
+        Fact("change.task_id", "Task id", "call"),
     ),
 )
 #: The counts of each task.

@@ -125,14 +125,17 @@ def open_migrator(locations: Sequence[StoreLocation], *, timeout: float) -> Migr
         InvalidLockOptions: The store has no tables, or its driver is missing.
     """
     location = locations[0]
-    if location.kind != "postgresql":
-        raise InvalidLockOptions(
-            f"{location.setting}: {location.shown!r} has no tables, so there is nothing to migrate"
-        )
-    with _driver(location, "psycopg", "postgresql"):
-        from .sql.postgresql.migrate import PostgreSQLMigrator  # noqa: PLC0415  # needs psycopg
+    if location.kind == "postgresql":
+        with _driver(location, "psycopg", "postgresql"):
+            from .sql.postgresql.migrate import PostgreSQLMigrator  # noqa: PLC0415  # needs psycopg
 
-        return PostgreSQLMigrator(location, timeout)
+            return PostgreSQLMigrator(location, timeout)
+    if location.kind == "mysql":
+        with _driver(location, "PyMySQL", "mysql"):
+            from .sql.mysql.migrate import MySQLMigrator  # noqa: PLC0415  # needs PyMySQL
+
+            return MySQLMigrator(location, timeout)
+    raise InvalidLockOptions(f"{location.setting}: {location.shown!r} has no tables, so there is nothing to migrate")
 
 
 @contextmanager
@@ -170,6 +173,13 @@ def _engine_store(location: StoreLocation, timeout: float, prefix: str) -> Engin
             from .sql.postgresql.backend import PostgreSQLBackend  # noqa: PLC0415  # needs psycopg
 
             return EngineStore(PostgreSQLBackend(location, timeout, prefix))
+    if location.kind == "mysql":
+        from .engine.store import EngineStore  # noqa: PLC0415  # not at import time
+
+        with _driver(location, "PyMySQL", "mysql"):
+            from .sql.mysql.backend import MySQLBackend  # noqa: PLC0415  # needs PyMySQL
+
+            return EngineStore(MySQLBackend(location, timeout, prefix))
     return None
 
 

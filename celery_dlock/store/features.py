@@ -45,7 +45,7 @@ class Features(NamedTuple):
             InvalidLockOptions: It lacks it. The message says why, and names the stores that have it.
         """
         if reason := getattr(self, feature):
-            others = " or ".join(one.store for one in (REDIS, POSTGRESQL, MEMORY) if not getattr(one, feature))
+            others = " or ".join(one.store for one in (REDIS, POSTGRESQL, MYSQL, MEMORY) if not getattr(one, feature))
             raise InvalidLockOptions(
                 f"{subject}: {self.store} in dlock_url {reason}; expected {expected}, or {others} in dlock_url"
             )
@@ -68,10 +68,15 @@ POSTGRESQL: Final = Features(
     durability="takes it from the option synchronous_commit of the URL",
     quarantine="needs none if it loses no commit, see synchronous_commit",
 )
+MYSQL: Final = Features(
+    "MySQL",
+    durability="takes it from the server's innodb_flush_log_at_trx_commit",
+    quarantine="needs none if it loses no commit, see innodb_flush_log_at_trx_commit",
+)
 
 
 def features_of(kinds: Sequence[str]) -> Features:
     """Return the features of the store at locations of these kinds."""
     if len(kinds) > 1:
         return REDLOCK
-    return {"memory": MEMORY, "postgresql": POSTGRESQL}.get(kinds[0], REDIS)
+    return {"memory": MEMORY, "postgresql": POSTGRESQL, "mysql": MYSQL}.get(kinds[0], REDIS)

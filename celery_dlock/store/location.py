@@ -27,13 +27,14 @@ __all__ = [
 ]
 
 Address: TypeAlias = tuple[str, int]
-Kind: TypeAlias = Literal["server", "sentinel", "cluster", "memory", "postgresql"]
+Kind: TypeAlias = Literal["server", "sentinel", "cluster", "memory", "postgresql", "mysql"]
 
 _SOCKETS = ("unix", "redis+socket")
 _CLUSTERS = ("redis+cluster", "rediss+cluster")
 _MEMORY = "memory"
 _POSTGRESQL = "postgresql"
-SCHEMES: Final = ("redis", "rediss", *_SOCKETS, "sentinel", *_CLUSTERS, _MEMORY, _POSTGRESQL)
+_MYSQL = ("mysql", "mariadb")
+SCHEMES: Final = ("redis", "rediss", *_SOCKETS, "sentinel", *_CLUSTERS, _MEMORY, _POSTGRESQL, *_MYSQL)
 
 #: Options of redis-py that are ignored: timeouts, retries and pools are those of this library.
 IGNORED_OPTIONS: Final = frozenset((
@@ -47,6 +48,8 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[^:=\[\]]*)(:\d{1,5})?")
 _QUERY: Final = re.compile(r"[?#&][^=]*=")
 #: Characters that no host has. Without this check, errors would show a query without its "?", with a password.
 _NO_HOST: Final = re.compile(r"[\s&=;,?#@\\]")
+#: The beginning of an option of a database.
+_OPTION: Final = re.compile(r"[a-z_]+=")
 #: The name of a PostgreSQL schema that needs no escapes.
 _SCHEMA: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _COMMITS: Final = ("on", "off", "local", "remote_write", "remote_apply")
@@ -56,7 +59,7 @@ _FORMS: Final = {
     **dict.fromkeys(_CLUSTERS, "host:port,host:port"),
     "sentinel": "host:port;sentinel://host:port/number of the database",
     _MEMORY: " and nothing behind it",
-    _POSTGRESQL: "user:password@host:port,host:port/database?option=value",
+    **dict.fromkeys((_POSTGRESQL, *_MYSQL), "user:password@host:port,host:port/database?option=value"),
 }
 
 
@@ -69,8 +72,8 @@ class StoreLocation:
         shown: The URL without user and password.
         setting: The setting that names the URL.
         addresses: The addresses of the server, of the sentinels, or of some Cluster nodes; empty for a Unix socket.
-        options: The connection options for redis-py, except host and port; for PostgreSQL all of libpq's, ``schema``
-            and ``synchronous_commit``. They contain the secrets.
+        options: The connection options for redis-py or PyMySQL, except host and port; for PostgreSQL all of libpq's,
+            ``schema`` and ``synchronous_commit``. They contain the secrets.
         master_name: The name of the primary, as the sentinels know it.
         sentinel_options: The connection options for the sentinels, for redis-py's client.
         shared: What is known about the servers, or the data of a memory store. All stores of this process share it.
@@ -275,39 +278,57 @@ def _memory(url: str, _scheme: str, setting: str, more: dict[str, Any]) -> Store
 
 
 def _postgresql(url: str, scheme: str, setting: str, more: dict[str, Any]) -> StoreLocation:
-    parts = urlsplit(url)
-    secret, _, hosts = parts.netloc.rpartition("@")
-    words = [word.partition("=") for word in parts.query.split("&") if word]
-    # Without the query in the error: it may be the end of a password.
-    if not url.startswith(f"{scheme}://") or re.search("[@/]", parts.path[1:]) or not all(sign for _, sign, _ in words):
+    addresses, named, words = _database(url, scheme, more, 5432)
+    options: dict[str, Any] = dict(zip(("user", "password", "dbname"), named, strict=True))
+    options = {key: text for key, text in options.items() if text}
+    if addresses:
+        options |= {
+            "host": ",".join(host for host, _ in addresses),
+            "port": ",".join(str(port) for _, port in addresses),
+        }
+    options |= words
+    if not options.get("host"):
         raise _Form
-    if used := sorted(key for key, value in more.items() if value):
-        raise ValueError(f"{used[0]} is for Redis: give options of PostgreSQL in the query of the URL, as ?sslmode=...")
-    addresses = tuple(_address(urlsplit(f"//{host}"), 5432) for host in hosts.split(",")) if hosts else ()
-    user, _, password = secret.partition(":")
-    options: dict[str, Any] = {
-        "user": unquote(user),
-        "password": unquote(password),
-        "dbname": unquote(parts.path[1:]),
-        "host": ",".join(host for host, _ in addresses),
-        "port": ",".join(str(port) for _, port in addresses),
-    }
-    options = {key: text for key, text in options.items() if text} | dict(parse_qsl(parts.query))
-    if parts.fragment or "@" in secret or "host" not in options:
-        raise _Form
-    _check_postgresql(options)
-    return StoreLocation("postgresql", shown(url), setting, addresses, options)
-
-
-def _check_postgresql(options: Mapping[str, Any]) -> None:
     if not _SCHEMA.fullmatch(options.get("schema", "public")):
         raise ValueError("invalid schema: expected letters, digits and underscores, without a digit at the beginning")
     if options.get("synchronous_commit", "on") not in _COMMITS:
         raise ValueError(f"invalid synchronous_commit: expected one of {', '.join(_COMMITS)}")
+    return StoreLocation("postgresql", shown(url), setting, addresses, options)
+
+
+def _mysql(url: str, scheme: str, setting: str, more: dict[str, Any]) -> StoreLocation:
+    addresses, named, words = _database(url, scheme, more, 3306)
+    if not addresses or not named[2]:
+        raise _Form
+    options = dict(zip(("user", "password", "database"), named, strict=True))
+    if taken := options.keys() & words.keys():
+        raise ValueError(f"{min(taken)} stands before the query of the URL, and not in it")
+    return StoreLocation("mysql", shown(url), setting, addresses, options | words)
+
+
+def _database(
+    url: str, scheme: str, more: dict[str, Any], port: int
+) -> tuple[tuple[Address, ...], tuple[str, str, str], dict[str, str]]:
+    """Return the addresses, then user, password and database, and the options of an SQL store's URL."""
+    parts = urlsplit(url)
+    if not url.startswith(f"{scheme}://") or "@" in parts.path or "/" in parts.path[1:] or parts.fragment:
+        raise _Form
+    if used := sorted(key for key, value in more.items() if value):
+        raise ValueError(f"{used[0]} is for Redis: give options of {scheme} in the query of the URL")
+    secret, _, hosts = parts.netloc.rpartition("@")
+    if "@" in secret:
+        raise ValueError("user and password stand once, before the first host, percent-encoded")
+    addresses = tuple(_address(urlsplit(f"//{host}"), port) for host in hosts.split(",")) if hosts else ()
+    user, _, password = secret.partition(":")
+    words = [word for word in parts.query.split("&") if word]
+    if not all(map(_OPTION.match, words)):
+        raise _Form  # without its text, which may be the end of a password
+    return addresses, (unquote(user), unquote(password), unquote(parts.path[1:])), dict(parse_qsl(parts.query))
 
 
 _READERS: Final = {
-    "sentinel": _sentinels, _MEMORY: _memory, _POSTGRESQL: _postgresql, **dict.fromkeys(_CLUSTERS, _cluster)
+    "sentinel": _sentinels, _MEMORY: _memory, _POSTGRESQL: _postgresql, **dict.fromkeys(_CLUSTERS, _cluster),
+    **dict.fromkeys(_MYSQL, _mysql),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from ..errors import LockLost, StoreUnavailable
+from ..errors import StoreUnavailable
 from ..keys.lock_name import LockName
 from ..locking import owner
 from ..locking.lease import BypassLease, Lease
@@ -204,9 +204,10 @@ class Execution:
         self._in_body = True
         try:
             value = run_stoppable(self, body, args, kwargs) if self.options.is_stoppable else body(*args, **kwargs)
-        except (LockLost, Replaced) as error:
-            if self.lease is not None:
-                self._end_interrupted(self.lease, error)
+        except Replaced:
+            if self.lease is not None and self.lease.replaced:
+                self.was_stopped = True
+                end_stopped(self, self.lease)
             raise
         else:
             self.returned = True
@@ -262,22 +263,6 @@ class Execution:
         self._finished = True
         # Break the cycle of request and run, which would keep the call's arguments until the next garbage collection.
         self.request.dlock_execution = None
-
-    # -- the body
-
-    def _end_interrupted(self, lease: Lease, error: LockLost | Replaced) -> None:
-        """Raise the exception that ends a run whose body was stopped. Return if the body's own error is to end it.
-
-        Args:
-            lease: The run's lease.
-            error: The error with which the body ended.
-
-        Raises:
-            Skipped: A newer call has replaced this one, and the end is stored.
-        """
-        if isinstance(error, Replaced) and lease.replaced:
-            self.was_stopped = True
-            end_stopped(self, lease)
 
     # -- releasing
 

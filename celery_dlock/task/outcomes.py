@@ -410,22 +410,19 @@ def _return_first_result(run: Execution, name: LockName, first: str, otherwise: 
 
 def _stored_success(run: Execution, name: LockName, first: str) -> Mapping[str, Any] | None:
     """Return what the result backend has of the success of the task ``first``; None, mostly after a log line."""
-    if not has_backend(run.task):
-        _warn_of_missing_result(run, name, first, "no result backend is configured")
-        return None
-    try:
-        stored: Mapping[str, Any] = run.task.backend.get_task_meta(first, cache=False)
-    except Exception as error:  # noqa: BLE001  # the backend may raise anything, and then there is no result to return
-        _warn_of_missing_result(run, name, first, error)
-        return None
-    return stored if stored.get("status") == states.SUCCESS else None
-
-
-def _warn_of_missing_result(run: Execution, name: LockName, first: str, why: object) -> None:
+    why: object = "no result backend is configured"
+    if has_backend(run.task):
+        try:
+            stored: Mapping[str, Any] = run.task.backend.get_task_meta(first, cache=False)
+        except Exception as error:  # noqa: BLE001  # the backend may raise anything, and then there is no result to return
+            why = error
+        else:
+            return stored if stored.get("status") == states.SUCCESS else None
     logger.warning(
         "Task %s[%s] cannot return the result of %s (on_used='return') and is skipped: %s",
-        run.task.name, run.request.id, first, why, extra=log_fields(run.task.name, run.request.id, name.text),
+        *_task_and_id(run), first, why, extra=_extra(run, name),
     )  # fmt: skip
+    return None
 
 
 def skip(run: Execution, name: LockName, error: CallSkipped) -> None:

@@ -71,7 +71,9 @@ def dashboard(
         DLockError: _failed(state),
     }
     middleware = [Middleware(SecurityHeaders), Middleware(KnownHosts, known)]
-    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    made = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    made.state.sampler = state.sampler
+    return made
 
 
 #: Pages that do not ask the store, or limit themselves how often they ask it.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.responses import Response
 
@@ -14,6 +15,7 @@ from ..reports.actions import DONE
 from ..reports.options import option_lines
 from ..reports.tables import COUNTS, LOCKS
 from ..store.operator_model import STATES
+from .charts import Chart, charts, life
 from .state import Visit
 
 __all__ = ["PAGES"]
@@ -44,7 +46,12 @@ def overview(visit: Visit) -> Response:
         oldest={name: max(getattr(counts, name).values(), default=0.0) for name in _AGES},
         rows=list(_by_task(counts)),
         losses=_losses(visit.dashboard.workers()),
+        charts=_charts(visit),
     )
+
+
+def _charts(visit: Visit, task: str | None = None) -> list[Chart]:
+    return charts(visit.dashboard.sampler.samples.hour(), time.time(), task)
 
 
 _AGES: Final = ("oldest_hold", "oldest_wait", "oldest_unknown")
@@ -90,10 +97,12 @@ def lock(visit: Visit) -> Response:
     unknown = control.unknown_outcomes(name).items
     letters = control.dead_letters(name, limit=LETTERS)
     known = view.known or waiters or unknown or letters.items
+    samples, now = visit.dashboard.sampler.samples, time.time()
     return visit.page(
         "lock.html",
         status=200 if known else 404,
         view=view,
+        life=life(samples.changes(view.name, view, now), samples.hour(), now),
         facts=[fact for fact in LOCKS.details if fact.text(view) and fact.key not in _ELSEWHERE],
         waiters=waiters,
         more=next((one for one in WAITERS if one > most), 0),
@@ -133,26 +142,44 @@ def _listed(visit: Visit, template: str, page: Page[Any]) -> Response:
     return visit.page(template, page=page, kept=kept, query=visit.query, done=_done(visit))
 
 
+class TaskRow(NamedTuple):
+    """A singleton task: its options in words, its numbers in the store, and its conflicts by outcome."""
+
+    name: str
+    options: Sequence[str]
+    numbers: Sequence[int]
+    conflicts: Mapping[str, int]
+
+
 def tasks(visit: Visit) -> Response:
     """List the singleton tasks, with their options in words, and how often they conflicted."""
-    counts = visit.dashboard.counts()
-    conflicts, counting = _conflicts(visit.dashboard.workers(WORKERS_WITHIN))
-    rows: list[tuple[Any, ...]] = [
-        (name, option_lines(task.lock_options), [fact.value(counts).get(name, 0) for fact in COUNTS.columns],
-         conflicts.get(name, {}))
-        for name, task in visit.dashboard.tasks().items()
-    ]  # fmt: skip
-    return visit.page("tasks.html", rows=rows, counting=counting)
+    row_of, counting = _task_rows(visit)
+    return visit.page("tasks.html", rows=[row_of(name) for name in visit.dashboard.tasks()], counting=counting)
 
 
-def _conflicts(found: Workers | None) -> tuple[dict[str, Counter[str]], int]:
-    """Return the conflicts of each task by what became of the calls, and the number of workers that count them."""
-    sums: dict[str, Counter[str]] = {}
-    counting = [view.conflicts for view in (found.workers if found else ()) if view.conflicts is not None]
-    for by_task in counting:
-        for task, outcomes in by_task.items():
-            sums.setdefault(task, Counter()).update(outcomes)
-    return sums, len(counting)
+def task(visit: Visit) -> Response:
+    """Show a singleton task and its last hour. A task of another app has no options here."""
+    name = visit.query.get("name", "").strip()
+    row_of, counting = _task_rows(visit)
+    row = row_of(name)
+    status = 200 if row.options or any(row.numbers) else 404
+    return visit.page("task.html", status, row=row, counting=counting, charts=_charts(visit, name))
+
+
+def _task_rows(visit: Visit) -> tuple[Callable[[str], TaskRow], int]:
+    """Return a function from the name of a task to its row, and the number of workers that count conflicts."""
+    counts, known = visit.dashboard.counts(), visit.dashboard.tasks()
+    found = visit.dashboard.workers(WORKERS_WITHIN)
+    counting = [view.counters for view in (found.workers if found else ()) if view.counters is not None]
+
+    def row_of(name: str) -> TaskRow:
+        conflicts = Counter[str]()
+        for counters in counting:
+            conflicts.update(counters.get("conflicts", {}).get(name, {}))
+        options = option_lines(known[name].lock_options) if name in known else []
+        return TaskRow(name, options, [fact.value(counts).get(name, 0) for fact in COUNTS.columns], conflicts)
+
+    return row_of, len(counting)
 
 
 def ticks(visit: Visit) -> Response:
@@ -200,6 +227,7 @@ PAGES: Final[Mapping[str, Callable[[Visit], Response]]] = {
     "/unknown": unknown,
     "/dead": dead,
     "/tasks": tasks,
+    "/task": task,
     "/workers": workers,
     "/ticks": ticks,
     "/explain": explain,

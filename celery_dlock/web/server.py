@@ -53,7 +53,8 @@ def protected(app: Celery, host: str, auth_file: Path | None, access: str | None
             "--access MODULE:FUNCTION; or keep to 127.0.0.1 and use an SSH tunnel"
         )
     rights: Access = _function(access) if access else _act if auth_file else read_only
-    made: ASGIApp = dashboard(app, access=rights, hosts=hosts or ("*",) if auth_file else (host, *hosts))
+    made = dashboard(app, access=rights, hosts=hosts or ("*",) if auth_file else (host, *hosts))
+    made.state.sampler.always()
     if auth_file is not None:
         return SecurityHeaders(BasicAuth(made, PasswordFile(auth_file)))
     return made

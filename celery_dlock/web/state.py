@@ -26,7 +26,9 @@ from ..reports.durations import parse_duration, shown_duration
 from ..runtime import BREAKER_RESET, Runtime
 from . import csrf
 from .access import Access, User, rights_of, user_of
+from .charts import HEIGHT, WIDTH
 from .page_threads import PageThreads
+from .samples import Sampler
 from .shared import Shared
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class DashboardState:
         self._user = user
         self._counts = Shared("count-for-pages", self.control.counts, COUNTS_KEPT)
         self._workers = Shared("ask-workers-for-pages", self.control.workers, ANSWERS_KEPT, ANSWERS_STALE)
+        #: The last hour, for the charts.
+        self.sampler = Sampler(self.control, self.workers)
         self._templates = _templates()
 
     async def visit(self, request: Request) -> Visit:
@@ -186,6 +190,7 @@ class Visit:
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """Return the response with a page."""
+        self.dashboard.sampler.opened()
         root = root_of(self.request)
         token = csrf.token_of(self.request) if self.may else ""
         text = self.dashboard.render(
@@ -230,7 +235,7 @@ def _templates() -> jinja2.Environment:
     made.filters["iso"] = iso
     made.filters["span"] = shown_duration
     made.filters["query"] = lambda values: urlencode({key: value for key, value in values.items() if value})
-    made.globals.update(actions=ACTIONS, tables=tables)
+    made.globals.update(width=WIDTH, height=HEIGHT, actions=ACTIONS, tables=tables)
     return made
 
 

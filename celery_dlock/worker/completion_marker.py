@@ -133,13 +133,10 @@ class CompletionMarker:
             request.task.name, request.id,
         )  # fmt: skip
         with threads.background():  # a log handler that raises must not end the event loop either
-            self._add_unmarked(*([end] if self._failing else self._written([end])))
+            self.mark_soon(*([end] if self._failing else self._written([end])))
 
-    def mark_soon(self, end: CompletedRun) -> None:
-        """Write this mark in the next round."""
-        self._add_unmarked(end)
-
-    def _add_unmarked(self, *ends: CompletedRun) -> None:
+    def mark_soon(self, *ends: CompletedRun) -> None:
+        """Write these marks in the next round."""
         self._unmarked += ends
         while len(self._unmarked) > MAX_WAITING:
             dropped = self._unmarked.popleft()

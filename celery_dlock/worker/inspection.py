@@ -1,4 +1,4 @@
-"""The inspect command ``dlock``: what this worker holds and has lost, its conflicts, and how its watchdog is.
+"""The inspect command ``dlock``: what this worker holds, has lost and counts, and how its watchdog is.
 
 ``LockControl.workers()`` asks it.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.worker.control import inspect_command
 
-from ..control.workers import COMMAND, LEASES, LOST_WITHIN
+from ..control.workers import COMMAND, COUNTERS, LEASES, LOST_WITHIN
 from ..keys.lock_name import task_of_name
 from ..messaging.wire import FIELD, WIRE_VERSION
 from ..runtime import NO_WORKER, Runtime
@@ -46,18 +46,18 @@ def held_locks(state: Any) -> dict[str, Any]:
         "held": len(held),
         "leases": [_lease(runtime, record, now) for record in held[:LEASES]],
         "lost": runtime.listeners.losses.within(LOST_WITHIN),
-        "conflicts": None if runtime.counts.meter is None else _conflicts(runtime.counts.meter),
+        "counters": None if runtime.counts.meter is None else _counters(runtime.counts.meter),
     }
 
 
-def _conflicts(meter: Meter) -> dict[str, dict[str, int]]:
-    """Return the number of conflicts of each task since the worker's start, by what became of the calls."""
-    (samples,) = (samples for metric, samples in meter.read() if metric.name == "conflicts")
-    found: dict[str, dict[str, int]] = {}
-    for sample in samples:
-        if sample.value:
-            task, outcome = sample.labels
-            found.setdefault(task, {})[outcome] = int(sample.value)
+def _counters(meter: Meter) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the counters since the worker's start that are not 0: by metric, task and the metric's other label."""
+    found: dict[str, dict[str, dict[str, int]]] = {name: {} for name in COUNTERS}
+    for metric, samples in meter.read():
+        for sample in samples if metric.name in COUNTERS else ():
+            if sample.value:
+                task, value = (*sample.labels, "")[:2]
+                found[metric.name].setdefault(task, {})[value] = int(sample.value)
     return found
 
 

@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from celery import Celery
-
 import example_project
 from example_project.demo import dashboard, promises, questions, recorder, unlocked
 from example_project.demo.history import History
@@ -119,7 +117,7 @@ def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence,
         sms, gateway = stack.enter_context(sms_gateway())
         processes = stack.enter_context(Processes(arguments.logs or folder))
         redis_url = start_server(processes, folder)
-        os.environ.update(_shop_settings(folder, redis_url, smtp, sms))
+        os.environ.update(_shop_settings(folder, redis_url, smtp, sms, metrics=arguments.web))
         os.environ[WITHOUT_LOCKS] = "1" if arguments.without_locks else ""
         if arguments.without_locks:
             screen.say("THE LOCKS ARE OFF")
@@ -140,6 +138,7 @@ def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence,
             ends_at=ends_at,
         )
         _start_celery(processes, folder)
+        web = dashboard.sampling_dashboard(app) if arguments.web else None
         stack.callback(screen.say, "ending every process")
         failure = ""
         try:
@@ -148,14 +147,13 @@ def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence,
             failure = str(error)
         evidence = floor.evidence()
         # With the locks off, the store is empty. After a failure, it may be gone.
-        ask = not failure and not arguments.without_locks
-        return failure, evidence, _answers(app, screen, evidence, web=arguments.web) if ask else []
+        return failure, evidence, [] if failure or arguments.without_locks else _answers(screen, evidence, web)
 
 
-def _answers(app: Celery, screen: Screen, evidence: Evidence, *, web: bool) -> Answers:
+def _answers(screen: Screen, evidence: Evidence, web: Any) -> Answers:
     found = questions.answers(evidence.facts, evidence.states)
-    if web:
-        dashboard.serve_until_interrupted(app, screen.say)
+    if web is not None:
+        dashboard.serve_until_interrupted(web, screen.say)
     return found
 
 
@@ -174,7 +172,7 @@ def _start_celery(processes: Processes, folder: Path) -> None:
         processes.start(name, *celery, "beat", *scheduler, f"--schedule={folder / name}", "--loglevel=INFO")
 
 
-def _shop_settings(folder: Path, redis_url: str, smtp: str, sms: str) -> dict[str, str]:
+def _shop_settings(folder: Path, redis_url: str, smtp: str, sms: str, *, metrics: bool) -> dict[str, str]:
     root = str(Path(example_project.__file__).parents[1])
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
@@ -183,7 +181,8 @@ def _shop_settings(folder: Path, redis_url: str, smtp: str, sms: str) -> dict[st
         "SMS_GATEWAY": sms,
         "SHOP_REPORT_EVERY": "3",
         HISTORY: str(folder / "history"),
-        SETTINGS: json.dumps(SETTINGS_OF_ALL),
+        # The charts of the dashboard show what workers count.
+        SETTINGS: json.dumps(SETTINGS_OF_ALL | ({"dlock_metrics_port": 0} if metrics else {})),
         # Celery prefers these to the shop's own settings, and the user's environment may define them.
         "CELERY_BROKER_URL": redis_url,
         "CELERY_RESULT_BACKEND": redis_url,

@@ -35,13 +35,13 @@ STANDALONE, TLS = "standalone", "tls"
 #: three fails. The engine must hide it.
 MEMORY, CONFLICTS, LOST_REPLIES = "memory", "memory-conflicts", "memory-lost-replies"
 MEMORIES: Final = (MEMORY, CONFLICTS, LOST_REPLIES)
-#: The engine over PostgreSQL, and over its pooler.
-POSTGRESQL, PGBOUNCER = "postgresql", "pgbouncer"
-ENGINES: Final = (*MEMORIES, POSTGRESQL, PGBOUNCER)
+#: The engine over PostgreSQL, over its pooler, and over MariaDB.
+POSTGRESQL, PGBOUNCER, MARIADB = "postgresql", "pgbouncer", "mariadb"
+ENGINES: Final = (*MEMORIES, POSTGRESQL, PGBOUNCER, MARIADB)
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
 
 #: Those that need packages of the distribution.
-DISTRIBUTION: Final = (TLS, POSTGRESQL, PGBOUNCER)
+DISTRIBUTION: Final = (TLS, POSTGRESQL, PGBOUNCER, MARIADB)
 
 #: Over which topologies a module runs beside the single server.
 OVER: Final[Mapping[str, Sequence[str]]] = {
@@ -103,7 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "topology" not in metafunc.fixturenames or module not in OVER:
         return
     names = [f"{module}::{place}" for place in (metafunc.cls and metafunc.cls.__name__, metafunc.function.__name__)]
-    over = [*OVER[module], *MEMORIES, POSTGRESQL]
+    over = [*OVER[module], *MEMORIES, POSTGRESQL, MARIADB]
     if {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
         over = [topology for topology in over if topology not in ENGINES]
     others = [pytest.param(topology, marks=_marks(topology, names)) for topology in over]
@@ -197,6 +197,23 @@ def pgbouncer_url(pgbouncer: str, schema: str) -> str:
     return url_of(pgbouncer, schema)
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[Any]:
+    from tests.support.mariadb import running_mariadb  # noqa: PLC0415  # PyMySQL is in the main lane only
+
+    with running_mariadb() as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb: Any) -> Iterator[str]:
+    """The URL of a database with the tables of this test."""
+    from tests.support.mysql_stores import migrated_database, url_of  # noqa: PLC0415  # see above
+
+    with migrated_database(mariadb) as made:
+        yield url_of(mariadb, made)
+
+
 def _most(topology: str) -> int:
     return 3 if topology == REDLOCK3 else 5
 
@@ -206,7 +223,7 @@ def lock_url(topology: str, servers: Servers, request: pytest.FixtureRequest) ->
     """``dlock_url`` for the user who may keep locks and nothing else."""
     if topology in MEMORIES:
         return "memory://"
-    if topology in (POSTGRESQL, PGBOUNCER):
+    if topology in (POSTGRESQL, PGBOUNCER, MARIADB):
         return str(request.getfixturevalue(f"{topology}_url"))
     if isinstance(servers, RedlockSet):
         return servers.lock_urls()[: _most(topology)]

@@ -1,4 +1,4 @@
-"""``dlock watch`` in a real terminal, and ``dlock metrics`` over HTTP."""
+"""``dlock watch`` and ``dlock list`` in a real terminal, and ``dlock metrics`` over HTTP."""
 
 import fcntl
 import os
@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 import urllib.request
+import uuid
 
 import pytest
 from celery import Celery
@@ -42,13 +43,13 @@ def shop(tmp_path, monkeypatch):
 
 
 class Terminal:
-    """A command in a terminal of 40 lines with 160 columns."""
+    """A command in a terminal of 40 lines."""
 
-    def __init__(self, tmp_path, *words):
+    def __init__(self, tmp_path, *words, columns=160):
         master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "TERM": "xterm-256color"}
-        env = {name: value for name, value in env.items() if name not in {"COLUMNS", "LINES"}}
+        env = {name: value for name, value in env.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
         command = [sys.executable, "-m", "celery", *words]
         self.process = subprocess.Popen(
             command, cwd=tmp_path, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
@@ -83,8 +84,8 @@ class Terminal:
 def terminal(tmp_path):
     made = []
 
-    def run(*words):
-        made.append(Terminal(tmp_path, *words))
+    def run(*words, **facts):
+        made.append(Terminal(tmp_path, *words, **facts))
         return made[-1]
 
     yield run
@@ -98,6 +99,19 @@ def app_at(url):
     app = Celery("watching", broker="memory://", set_as_current=False)
     app.conf.dlock_url = url
     return app
+
+
+def test_list_fits_the_terminal_unless_all_is_asked_for(shop, terminal, store, redis_url):
+    name = shared_name("an-import-of-orders-with-a-long-name:" + "x" * 40)
+    store.acquire(name, "x.1", 300_000, request_of(str(uuid.uuid4())))
+    module = shop(redis_url)
+    for words, short in (((), True), (("--wide",), False)):
+        seen = terminal("-A", module, "dlock", "list", *words, columns=100)
+        assert seen.process.wait(30) == 0
+        seen.wait_for("WAITERS")
+        held = eventually(lambda: [line for line in seen.text.splitlines() if "held" in line])[0]  # noqa: B023
+        assert (len(held) <= 100, name.text in held, "--wide shows" in seen.text) == (short, not short, short)
+        assert "\x1b[32mheld" in seen.raw
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,15 +16,22 @@ from click.testing import CliRunner, Result
 
 from celery_dlock import InvalidLockOptions
 from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
+from celery_dlock.keys.lock_name import LockName
+from celery_dlock.store.engine.backend import Changes, Wanted
 from celery_dlock.store.factory import open_migrator
 from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.model import AcquireRequest, Requester
+from celery_dlock.store.rules.data import Mark
 from celery_dlock.store.sql.migrations import VERSION
+from celery_dlock.store.sql.pool import MOST_CONNECTIONS
+from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.servers
 
 pytest.importorskip("psycopg", reason="installed in the main lane only")
-from celery_dlock.store.sql.postgresql.connection import MOST_CONNECTIONS, ConnectionPool  # noqa: E402  # needs psycopg
+from celery_dlock.store.sql.postgresql.backend import PostgreSQLBackend  # noqa: E402  # needs psycopg
+from celery_dlock.store.sql.postgresql.connection import ConnectionPool  # noqa: E402  # also
 from tests.support.postgresql_stores import administrator, own_schema, url_of  # noqa: E402  # also
 
 MODULE = """
@@ -238,9 +246,7 @@ def test_statement_that_takes_too_long_ends_in_the_server(postgresql: str, postg
         with pytest.raises(ReplyTimeout):
             ask(pool, "SELECT pg_sleep(30)")
         running = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%sleep(30)'"
-        deadline = time.monotonic() + 5
-        while admin.execute(running).fetchall() != [(0,)]:
-            assert time.monotonic() < deadline
+        eventually(lambda: admin.execute(running).fetchall() == [(0,)])
 
 
 def test_threads_share_a_bounded_number_of_connections(postgresql_url: str) -> None:
@@ -285,6 +291,32 @@ def test_url_chooses_the_durability_of_the_session(postgresql: str, schema: str,
 def test_idle_limit_of_a_session_is_set_so_that_idle_children_hold_no_connection(postgresql_url: str) -> None:
     with closing(pool_at(postgresql_url)) as pool:
         assert ask(pool, "SHOW idle_session_timeout") == "1min"
+
+
+# -- transactions
+
+
+@pytest.mark.parametrize("kind", ["tombstone", "done"])
+@pytest.mark.parametrize("known", [True, False], ids=["used name", "new name"])
+def test_plain_acquire_that_waits_for_a_mark_does_not_take_the_lock(
+    postgresql: str, postgresql_url: str, kind: Any, *, known: bool
+) -> None:
+    """The acquire has read the marks, and then waits for the row: the transaction before it adds the mark."""
+    name, request = LockName(f"n:{'1' * 32}", 7), AcquireRequest(Requester.of("t", "id", "n", 1))
+    with closing(PostgreSQLBackend(StoreLocation.of(postgresql_url), 5, "dlock")) as backend:
+        if known:
+            with backend.open(name, Wanted()) as session:
+                session.commit(Changes(marks={("run", ""): Mark("x", session.now + 60_000_000)}))
+        answers: list[object] = []
+        thread = threading.Thread(target=lambda: answers.append(backend.acquire_plain(name, "o.1", 10_000, request)))
+        waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        with administrator(postgresql) as admin, backend.open(name, Wanted()) as session:
+            thread.start()
+            eventually(lambda: admin.execute(waiting).fetchall(), message="the acquire does not wait")
+            key = "o.1" if kind == "tombstone" else ""
+            session.commit(Changes(marks={(kind, key): Mark("x", session.now + 60_000_000)}))
+        thread.join()
+        assert answers == [None]
 
 
 # -- behind a pooler

@@ -1,8 +1,11 @@
 """The dashboard in a real browser."""
 
 import base64
+import dataclasses
 import os
+import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,13 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from celery_dlock import singleton_task
-from celery_dlock.control import LockControl
+from celery_dlock.control import Counts, LockControl, LockView, Workers, WorkerView
 from celery_dlock.keys.lock_name import LockName, shared_name
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Requester
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.web import dashboard
+from celery_dlock.web.samples import Samples
 from tests.contract import queue_helpers as queue
 from tests.contract.helpers import NAME, TTL, request_of, take
 from tests.contract.test_control_reads import bury, claim, die, every_state, name
@@ -40,6 +44,7 @@ PAGES = [
     "/unknown",
     "/dead",
     "/tasks",
+    "/task?name=app.post",
     "/ticks",
     "/explain?id=h",
     "/audit",
@@ -77,8 +82,13 @@ def app(make_app: Callable[..., Celery], lock_url: str) -> Celery:
 
 
 @pytest.fixture
-def site(app: Celery) -> Iterator[str]:
-    with running_site(dashboard(app, access=lambda _: "act", user=lambda _: "ada")) as address:
+def web(app: Celery) -> Starlette:
+    return dashboard(app, access=lambda _: "act", user=lambda _: "ada")
+
+
+@pytest.fixture
+def site(web: Starlette) -> Iterator[str]:
+    with running_site(web) as address:
         yield address
 
 
@@ -236,6 +246,32 @@ def test_no_page_scrolls_sideways_at_320_pixels(browser: Browser, site: str, sto
         assert browser.run("return document.documentElement.scrollWidth") <= 320, path
 
 
+@pytest.mark.parametrize("width", [1920, 1280, 800, 375])
+def test_cards_of_the_overview_fill_their_rows(browser: Browser, site: str, width: int) -> None:
+    browser.narrow(width)
+    browser.open(f"{site}/")
+    edges = browser.run(
+        "return [document.querySelector('.cards'), ...document.querySelectorAll('.cards li')]"
+        ".map(one => one.getBoundingClientRect()).map(one => [Math.round(one.top), Math.round(one.right)])"
+    )
+    (_, end), *cards = edges
+    assert len(cards) == 7
+    assert {max(right for top, right in cards if top == row) for row, _ in cards} == {end}
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_navigation_on_a_phone_is_a_menu(site: str, scripts: bool) -> None:
+    with running_browser(scripts=scripts) as browser:
+        browser.narrow(375)
+        browser.open(f"{site}/")
+        links = browser.all("nav a[href='/ticks']")
+        assert [link.is_displayed() for link in links] == [False, False]
+        browser.click("nav summary")
+        assert [link.is_displayed() for link in links] == [False, True]
+        browser.click("nav.narrow a[href='/ticks']")
+        eventually(lambda: "Ticks" in browser.one("main h1").text)
+
+
 def test_lock_is_released_with_the_keyboard_only(browser: Browser, site: str, store: RedisStore) -> None:
     take(store, "x.1", request_of("x"))
     browser.open(f"{site}/locks")
@@ -318,16 +354,49 @@ def stock(store: RedisStore) -> None:
         store.release(one, acquisition, ReleaseRequest(outcome_unknown=True))
 
 
+def remember(samples: Samples, lock: LockView) -> None:
+    """Fill the last hour with what the workers of a shop would have told, and with earlier holders of a lock."""
+    now, nothing = time.time(), Counts({}, {}, {}, {}, {}, {}, {}, {})
+    told = Counter[str]()
+    for ago in range(3600, 0, -30):
+        busy = 10 + ago // 120 % 14
+        told.update(taken=busy, skipped=busy // 3, queued=busy // 4 if ago < 2400 else 0, lost=ago == 1500)
+        counters = {
+            "acquired": {"shop.send_invoice": {"": told["taken"]}},
+            "conflicts": {"shop.update_stock": {"skipped": told["skipped"], "queued": told["queued"]}},
+            "lost": {"shop.update_stock": {"forgotten": told["lost"]}},
+        }
+        waiting = max(0, 7 - abs(ago - 1200) // 150) + (3 if ago < 400 else 0)
+        counts = dataclasses.replace(nothing, waiting={"shop.update_stock": waiting})
+        # A new holder takes the lock every seven minutes, and releases it after six.
+        run, left = divmod(ago, 420)
+        assert lock.holder
+        holder = dataclasses.replace(
+            lock.holder,
+            acquisition=f"{run}.1",
+            task_id=str(uuid.uuid5(uuid.NAMESPACE_URL, str(run))),
+            worker=f"celery@shop{run % 3 + 1}",
+            since=lock.at - 420 * run - 419,
+        )
+        seen = dataclasses.replace(lock, holder=holder, waiting=waiting, at=lock.at - ago)
+        workers = Workers([WorkerView("celery@shop1", pid=7, counters=counters)])
+        samples.add(now - ago - 30, now - ago, counts, {lock.name: seen} if left > 60 else {}, workers)
+
+
 @pytest.mark.skipif(not PICTURES, reason="only for `make dashboard-pictures`")
-def test_pictures(browser: Browser, app: Celery, site: str, store: RedisStore) -> None:
+def test_pictures(browser: Browser, app: Celery, web: Starlette, site: str, store: RedisStore) -> None:
     @singleton_task(
         app=app, name="shop.send_sms", key="sms:{customer}", scope="shared", once_per=86400, after_crash="hold"
     )
     def send_sms(customer: str) -> None: ...
 
+    @singleton_task(app=app, name="shop.update_stock", key="stock:{city}", scope="shared", on_conflict="queue")
+    def update_stock(city: str) -> None: ...
+
     stock(store)
     with LockControl(app, "grace") as control:
         control.hold(shared_name("gateway").text, 7200, "the SMS gateway is down, ticket 1337")
+        remember(web.state.sampler.samples, control.lock(shared_name("stock:berlin").text))
     lock = f"/lock?name={quote(shared_name('stock:berlin').text)}"
     for shown, path in (("overview", "/"), ("locks", "/locks"), ("lock", lock), ("unknown", "/unknown")):
         browser.narrow(1280, 400)

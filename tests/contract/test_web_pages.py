@@ -279,7 +279,7 @@ class TestHostileText:
     def test_no_page_has_inline_scripts_or_styles(self, operated: Celery, store: RedisStore) -> None:
         every_state(store)
         client = client_of(operated)
-        for path in [*PAGES, "/lock?name=" + quote(name("h").text)]:
+        for path in [*PAGES, "/task?name=t", "/lock?name=" + quote(name("h").text)]:
             text = client.get(path).text
             assert re.findall(r"<script(?! src=)|<style|\sstyle=|\son\w+=|javascript:", text) == []
 

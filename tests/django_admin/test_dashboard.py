@@ -45,6 +45,7 @@ def test_staff_with_the_permission_to_view_reads_the_dashboard(store: RedisStore
     assert client.get("/locks/static/dashboard.css")["Content-Type"].startswith("text/css")
     assert client.get("/locks/api/v1/locks").json()["items"][0]["name"] == name("h").text
     assert 'href="/locks/waiting"' in overview.content.decode()
+    assert overview.content.decode().count("<svg") == 4
 
 
 @pytest.mark.parametrize("page", ["", "locks", "api/v1/locks", "metrics", "healthz", "static/dashboard.css"])

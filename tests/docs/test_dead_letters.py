@@ -47,7 +47,7 @@ def test_a_dead_letter_that_is_published_by_hand_runs(
         with environment.lock_server.client(2, decode_responses=False) as client:
             ((key, field, whose, message),) = told["dead_letters"](client)
             assert whose == f'["{task.name}", "{result.id}"]'
-            assert key.decode() == environment.keys(task, n).dead()
+            assert key.decode() == environment.keys(task, n).named("dead")
             eventually(lambda: result.state == "QUEUED")
             told["publish_again"](message)
             client.hdel(key, field)

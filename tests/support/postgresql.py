@@ -77,6 +77,79 @@ def running_pgbouncer(server: str) -> Iterator[str]:
         shutil.rmtree(folder)
 
 
+class ReplicaPair:
+    """A primary and its synchronous replica, which a test can promote.
+
+    Args:
+        folder: The folder of both, which belongs to the servers' user.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ports = free_port(), free_port()
+        self._binaries = max(PLACE.glob("*/bin"), key=lambda path: int(path.parent.name))
+        self._servers: list[subprocess.Popen[bytes]] = []
+
+    def url(self, query: str) -> str:
+        hosts = ",".join(f"{HOST}:{port}" for port in self.ports)
+        return f"postgresql://{USER}@{hosts}/postgres?target_session_attrs=read-write&{query}"
+
+    def start(self) -> None:
+        self._run("initdb", "-D", "0", "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
+        self._serve(0)
+        self._run("pg_basebackup", "-D", "1", "-U", USER, "-h", HOST, "-p", str(self.ports[0]), "-R", "-X", "stream")
+        self._serve(1)
+        primary = f"postgresql://{USER}@{HOST}:{self.ports[0]}/postgres"
+        for statement in ("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"):
+            subprocess.run(["psql", "-X", primary, "-c", statement], check=True, capture_output=True)
+        query = "SELECT 'found' FROM pg_stat_replication WHERE sync_state = 'sync'"
+
+        def synchronous() -> bool:
+            seen = subprocess.run(["psql", "-X", primary, "-c", query], check=True, capture_output=True)
+            return b"found" in seen.stdout
+
+        eventually(synchronous, within=30, message="the replica does not follow")
+
+    def fail_over(self) -> None:
+        """Kill the primary, and promote the replica."""
+        kill_session(self._servers[0])
+        self._run("pg_ctl", "-D", "1", "-w", "promote")
+
+    def stop(self) -> None:
+        for server in self._servers:
+            kill_session(server)
+
+    def _run(self, program: str, *words: str) -> None:
+        subprocess.run(
+            [self._binaries / program, *words],
+            user=USER, group=USER, extra_groups=[], cwd=self._folder, check=True, capture_output=True,
+        )  # fmt: skip
+
+    def _serve(self, number: int) -> None:
+        port, log = self.ports[number], self._folder / f"log{number}"
+        options = ["-c", f"listen_addresses={HOST}", "-c", "fsync=off", "-p", str(port), "-k", str(self._folder)]
+        command: list[str | Path] = [self._binaries / "postgres", "-D", self._folder / str(number), *options]
+        server = spawn(command, log, user=USER, death_signal="INT")
+        self._servers.append(server)
+        url = f"postgresql://{USER}@{HOST}:{port}/postgres"
+        eventually(lambda: _answers(url) or server.poll() is not None, within=30, message=f"PostgreSQL, see {log}")
+        assert server.poll() is None, f"PostgreSQL does not start:\n{tail(log)}"
+
+
+@contextmanager
+def running_replica_pair() -> Iterator[ReplicaPair]:
+    """A primary and its synchronous replica, which are gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
+    shutil.chown(folder, USER, USER)
+    pair = ReplicaPair(folder)
+    try:
+        pair.start()
+        yield pair
+    finally:
+        pair.stop()
+        shutil.rmtree(folder)
+
+
 def _answers(url: str) -> bool:
     return subprocess.run(["psql", "-X", url, "-c", "SELECT 1"], capture_output=True, check=False).returncode == 0
 

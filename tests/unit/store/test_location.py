@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import ssl
 from collections.abc import Iterator
 from typing import Any
@@ -413,12 +414,41 @@ def test_a_url_of_many_hosts_is_shown_without_any_password(url: str, seen: str) 
     assert shown(url) == seen
 
 
+def test_url_of_mysql_names_servers_account_database_and_options() -> None:
+    found = StoreLocation.of("mariadb://u:p%2Fw@h,h2:3307/db?ssl_ca=/ca.pem")
+    assert (found.kind, found.addresses) == ("mysql", (("h", 3306), ("h2", 3307)))
+    assert found.options == {"user": "u", "password": "p/w", "database": "db", "ssl_ca": "/ca.pem"}
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mysql://h", "expected mysql://user:password@host:port,host:port/database?option=value"),
+        ("mysql:///db", "expected mysql://"),
+        ("mysql://h/db?ssl_ca", "expected mysql://"),
+        ("mysql://h/db?password=p", "password stands before the query"),
+        ("mysql://u:p@a,u:p@b/db", "user and password stand once"),
+    ],
+)
+def test_url_of_mysql_that_cannot_be_used_is_refused(url: str, said: str) -> None:
+    with pytest.raises(InvalidLockOptions, match=re.escape(said)):
+        StoreLocation.of(url)
+
+
 USER, PASSWORD = "user", "s3cret"
 #: What a password may be that is not percent-encoded: each of these ends a part of a URL.
 PASSWORDS = [PASSWORD, *(f"1{end}{PASSWORD}" for end in ":/?#@[],;&="), f"/{PASSWORD}", f"{PASSWORD}/"]
 QUERIES = ["", "?password={}", "?ssl_password={}", "?username={}&db=1", "#{}", "?db={}", "/0?password={}&x=1"]
 SCHEMES = ["", "//", "redis:", "redis:/", *(f"{s}://" for s in ("redis", "rediss", "unix", "redis+socket", "sentinel"))]
-SCHEMES += ["redis+cluster://", "valkey://", "amqp://", "redis://h1,redis://", "sentinel://h1;sentinel://"]
+SCHEMES += [
+    "postgresql://",
+    "mysql://",
+    "redis+cluster://",
+    "valkey://",
+    "amqp://",
+    "redis://h1,redis://",
+    "sentinel://h1;sentinel://",
+]
 
 
 def urls_with_secrets() -> Iterator[str]:

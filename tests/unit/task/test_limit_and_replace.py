@@ -11,7 +11,7 @@ from celery_dlock.task.call_options import call_of, headers_for
 REDLOCK = ["redis://lock-1", "redis://lock-2", "redis://lock-3"]
 REPLACE = "task 'shop.bill': invalid on_conflict='replace': expected another policy with "
 SEVERAL = "several servers (Redlock) in dlock_url"
-OTHERS = "one server, sentinels, a Cluster or PostgreSQL or memory:// in dlock_url"
+OTHERS = "one server, sentinels, a Cluster or PostgreSQL or MySQL or memory:// in dlock_url"
 POLICIES = f"'skip', 'retry' or 'raise', or {OTHERS}"
 REMOVE = "Remove one of the two"
 

@@ -20,7 +20,7 @@ from tests.support.polling import eventually
 from tests.support.servers import LOCK_USER, OPERATOR_USER
 
 APP = "tests.support.apps.operating"
-#: The answer of a worker before it told of its losses and conflicts.
+#: The answer of a worker before it told of its losses and counters.
 WHOLE = {"version": "9", "pool": "p", "pid": 7, "running": True, "scanned": 0.1, "held": 0, "leases": []}
 
 
@@ -110,7 +110,7 @@ def test_worker_tells_its_lost_leases(start_worker, operator, client, pool):
     client.delete(*client.keys("dlock:*lock*"))
     worker.wait_for_log("the lease of shop.sync:ada:.* is lost")
     eventually(lambda: control.workers().workers[0].lost == 1, within=10)
-    assert control.workers().workers[0].conflicts is None  # its metrics are off
+    assert control.workers().workers[0].counters is None  # its metrics are off
     module.history.rpush("gate:ada", "open")
 
 
@@ -127,10 +127,12 @@ def test_dashboard_shows_lost_leases_and_conflicts_of_workers(start_worker, oper
     eventually(lambda: control.locks().items, within=20)
     for _ in range(2):
         module.sync.delay("ada")
-    expected = {"shop.sync": {"skipped": 2}}
-    eventually(lambda: control.workers().workers[0].conflicts == expected, within=20)
+    expected = {"acquired": {"shop.sync": {"": 1}}, "conflicts": {"shop.sync": {"skipped": 2}}, "lost": {}}
+    eventually(lambda: control.workers().workers[0].counters == expected, within=20)
     client.delete(*client.keys("dlock:*lock*"))
     worker.wait_for_log("the lease of shop.sync:ada:.* is lost")
+    expected["lost"] = {"shop.sync": {"forgotten": 1}}
+    eventually(lambda: control.workers().workers[0].counters == expected, within=10)
     web = TestClient(dashboard(module.app), base_url="http://localhost")
     eventually(lambda: "<b>1</b> lost in the last hour" in web.get("/").text, within=10)
     assert "leases; by 1 live worker<" in web.get("/").text
@@ -187,7 +189,7 @@ def test_broker_that_hangs_is_reported_in_time(lock_url, own_server):
         (["nonsense"], "cannot be read"),
         (None, "cannot be read"),
         ({"version": "9", "pool": "solo", "pid": 7, "scanned": None, "held": 1, "leases": [[1]]}, "cannot be read"),
-        ({**WHOLE, "conflicts": {"shop.sync": 3}}, "cannot be read"),
+        ({**WHOLE, "counters": {"conflicts": {"shop.sync": 3}}}, "cannot be read"),
     ],
 )
 def test_unusable_answer_is_shown_as_a_problem(answer, problem):
@@ -210,11 +212,12 @@ def test_watchdog_health_follows_from_its_last_round(running, scanned, held, wat
     assert list(_views({"w": answer})) == [WorkerView("w", "9", "p", 7, watchdog, scanned, held)]
 
 
-def test_losses_and_conflicts_that_an_older_worker_does_not_tell_are_unknown():
+def test_losses_and_counters_that_an_older_worker_does_not_tell_are_unknown():
     (view,) = _views({"w": WHOLE})
-    assert (view.problem, view.lost, view.conflicts) == ("", None, None)
-    (view,) = _views({"w": {**WHOLE, "lost": 2, "conflicts": {"shop.sync": {"skipped": 3}}}})
-    assert (view.lost, view.conflicts) == (2, {"shop.sync": {"skipped": 3}})
+    assert (view.problem, view.lost, view.counters) == ("", None, None)
+    counters = {"conflicts": {"shop.sync": {"skipped": 3}}}
+    (view,) = _views({"w": {**WHOLE, "lost": 2, "counters": {**counters, "of a newer version": 7}}})
+    assert (view.lost, view.counters) == (2, counters)
 
 
 def test_worker_that_takes_no_locks_says_so():

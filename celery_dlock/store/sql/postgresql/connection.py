@@ -1,43 +1,30 @@
-"""The connections of one process to a PostgreSQL server.
-
-psycopg's own pool is not used: it starts threads, and its locks are not safe after a fork.
-"""
+"""The connections of one process to a PostgreSQL server."""
 
 from __future__ import annotations
 
-import collections
 import math
-import os
 import select
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import errors
 from psycopg.abc import PQGen
 
 from ....errors import StoreRefused, StoreUnavailable
-from ....utils import threads
 from ....utils.fork_guard import no_fork
 from ...location import StoreLocation
 from ..migrations import check_version
+from ..pool import IDLE_SECONDS, Pool
 from .server_errors import connection_error, statement_error
 
 __all__ = ["Connection", "ConnectionPool"]
 
 RV = TypeVar("RV")
 
-#: Seconds without a statement after which the server closes a connection (PostgreSQL 14 and later).
-IDLE_SECONDS: Final = 60
-#: The highest number of connections of one store in one process.
-MOST_CONNECTIONS: Final = 4
-#: Seconds between two attempts to borrow a connection while all are in use.
-_PAUSE: Final = 0.002
 #: Options of a location that are not libpq's, or that this library sets.
 _OURS: Final = frozenset(("connect_timeout", "schema", "synchronous_commit"))
-_Idle: TypeAlias = "collections.deque[Connection]"
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
@@ -50,30 +37,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(gen, interval, self.reply_within if timeout is None else timeout)
 
     def usable(self) -> bool:
-        """Return whether the server has left this idle connection open."""
         return not self.closed and not select.select([self.fileno()], [], [], 0)[0]
 
 
-class _Permit:
-    """The right to use one connection. It ends at the latest when nothing refers to it any more.
-
-    So it is not lost if an exception strikes before the code that ends it.
-    """
-
-    def __init__(self, permits: collections.deque[int]) -> None:
-        self._permits = permits
-        self._number: int | None = None
-        self._number = permits.popleft()
-
-    def end(self) -> None:
-        if self._number is not None:
-            self._permits.append(self._number)
-            self._number = None
-
-    __del__ = end
-
-
-class ConnectionPool:
+class ConnectionPool(Pool[Connection]):
     """The connections to one server. Each statement or transaction borrows one.
 
     Args:
@@ -84,8 +51,10 @@ class ConnectionPool:
         ValueError: libpq does not know an option of the location.
     """
 
+    error = psycopg.Error
+
     def __init__(self, location: StoreLocation, timeout: float) -> None:
-        self._timeout = timeout
+        super().__init__(timeout)
         self.schema: str = location.options.get("schema", "public")
         self._synchronous_commit: str | None = location.options.get("synchronous_commit")
         self._parameters = {key: value for key, value in location.options.items() if key not in _OURS}
@@ -96,56 +65,12 @@ class ConnectionPool:
         #: Whether a pooler such as pgbouncer stands before the server, and drops the settings of a session.
         self.pooled = False
         self._knows_idle_limit = True
-        self._begin()
 
-    def _begin(self) -> None:
-        # As in store/redis/pool: the operations of a deque are atomic, and a forked process begins with new ones.
-        self._pid = os.getpid()
-        self._idle: _Idle = collections.deque()
-        self._permits = collections.deque(range(MOST_CONNECTIONS))
-
-    @contextmanager
-    def lent(self, within: float | None = None) -> Iterator[Connection]:
-        """Lend a connection. An exception closes it, which rolls its transaction back.
-
-        Args:
-            within: Seconds to wait for each reply, if that is less than the pool's timeout.
-
-        Raises:
-            ReplyLost: It is unknown whether the server carried out the last statement.
-            StoreUnavailable: It did not.
-        """
-        if self._pid != os.getpid():
-            # Leave the parent's connections open: both processes have the sockets.
-            self._inherited = self._idle
-            self._begin()
-        limit = self._timeout if within is None else min(within, self._timeout)
-        idle, permit = self._idle, self._permit(self._permits, limit)
-        try:
-            connection = self._borrowed(idle, limit)
-            connection.reply_within = limit
-            try:
-                yield connection
-            except psycopg.Error as error:
-                raise self._failed(connection, idle, error) from error
-            except BaseException:
-                connection.close()
-                raise
-            idle.append(connection)
-            if idle is not self._idle:
-                _close_all(idle)
-        finally:
-            permit.end()
-
-    @staticmethod
-    def _failed(connection: Connection, idle: _Idle, error: psycopg.Error) -> StoreUnavailable:
+    def _failed(self, connection: Connection, error: Any) -> tuple[StoreUnavailable, bool]:
         late = isinstance(error, errors._WaitTimeout)  # noqa: SLF001  # no public name
         lost = late or connection.broken
         connection.close()
-        if lost or isinstance(error, errors.ReadOnlySqlTransaction):
-            # The restart that ended this connection ended the idle ones too, or the server has become a replica.
-            _close_all(idle)
-        return statement_error(error, late=late, lost=lost)
+        return statement_error(error, late=late, lost=lost), lost or isinstance(error, errors.ReadOnlySqlTransaction)
 
     @contextmanager
     def bare(self) -> Iterator[Connection]:
@@ -166,39 +91,7 @@ class ConnectionPool:
         finally:
             connection.close()
 
-    def close(self) -> None:
-        if self._pid == os.getpid():
-            _close_all(self._idle)
-
-    @staticmethod
-    def _permit(permits: collections.deque[int], limit: float) -> _Permit:
-        until = time.monotonic() + limit
-        while True:
-            try:
-                return _Permit(permits)
-            except IndexError:
-                if time.monotonic() >= until:
-                    raise StoreUnavailable(
-                        f"all {MOST_CONNECTIONS} connections of this process to the lock store are in use"
-                    ) from None
-            (threads.sleep if threads.is_native_thread() else time.sleep)(_PAUSE)
-
-    def _borrowed(self, idle: _Idle, limit: float) -> Connection:
-        while True:
-            try:
-                connection = idle.pop()
-            except IndexError:
-                return self._opened(limit)
-            if connection.usable():
-                return connection
-            connection.close()
-
     def _opened(self, limit: float) -> Connection:
-        """Return a new connection to a server that has our tables.
-
-        Raises:
-            StoreUnavailable: There is none.
-        """
         try:
             with no_fork():
                 connection = self._connected(limit)
@@ -265,11 +158,3 @@ class ConnectionPool:
                 f"pooler drops it, so it is {synchronous_commit}: set it for the user, with ALTER ROLE … SET"
             )
         check_version(version)
-
-
-def _close_all(idle: _Idle) -> None:
-    while True:
-        try:
-            idle.pop().close()
-        except IndexError:
-            return

@@ -20,7 +20,7 @@ class Statements:
 
     Args:
         schema: The schema of the tables.
-        clock: The expression for the time in microseconds. Tests have a clock of their own.
+        clock: The expression for the time in microseconds; None: the server's clock. Tests have a clock of their own.
     """
 
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
@@ -42,8 +42,9 @@ class Statements:
     )
 
     marks = (
-        "SELECT kind, key, text, until_us FROM @.dlock_mark WHERE name = %s AND (kind, key) IN"
-        ' (SELECT a.kind COLLATE "C", a.key COLLATE "C" FROM unnest(%s::text[], %s::text[]) AS a (kind, key))'
+        "SELECT kind, key, text, until_us FROM @.dlock_mark WHERE name = %(name)s AND (kind, key) IN"
+        ' (SELECT a.kind COLLATE "C", a.key COLLATE "C"'
+        " FROM unnest(%(kinds)s::text[], %(keys)s::text[]) AS a (kind, key))"
     )
     marks_of_kind = "SELECT key, text, until_us FROM @.dlock_mark WHERE name = %s AND kind = %s"
     put_mark = (
@@ -58,27 +59,28 @@ class Statements:
     )
     first_delayed = first_waiting.replace("waiting BETWEEN", "delayed BETWEEN").replace("BY waiting", "BY delayed")
     before_waiting = (
-        "SELECT count(*) FROM @.dlock_waiter WHERE name = %s AND waiting IS NOT NULL"
-        " AND (waiting, identity) < (%s::bigint, %s)"
+        "SELECT count(*) FROM @.dlock_waiter WHERE name = %(name)s AND waiting IS NOT NULL"
+        " AND (waiting, identity) < (%(score)s::bigint, %(identity)s)"
     )
     before_delayed = before_waiting.replace("waiting", "delayed")
     entries = "SELECT identity, entry FROM @.dlock_waiter WHERE name = %s AND entry IS NOT NULL"
     put_waiter = (
-        "INSERT INTO @.dlock_waiter (name, identity, waiting, delayed, entry, dead, facts, shown)"
+        "INSERT INTO @.dlock_waiter (name, identity, waiting, delayed, entry, dead, shown, facts)"
         " VALUES (%s, %s, %s::bigint, %s::bigint, %s, %s, %s, %s) ON CONFLICT (name, identity) DO UPDATE"
         " SET waiting = excluded.waiting, delayed = excluded.delayed, entry = excluded.entry, dead = excluded.dead,"
-        " facts = excluded.facts, shown = excluded.shown"
+        " shown = excluded.shown, facts = excluded.facts"
     )
     drop_waiter = "DELETE FROM @.dlock_waiter WHERE name = %s AND identity = %s"
 
     # A wake-up that no call waits for is kept: the next call that begins to wait takes it.
     keep_wake = (
-        "UPDATE @.dlock_name SET wake_us = @us + %s::bigint WHERE name = %s AND wake_us <= @us AND %s::bigint >"
-        " (SELECT count(*) FROM @.dlock_call WHERE name = %s AND NOT woken AND until_us > @us)"
+        "UPDATE @.dlock_name SET wake_us = @us + %(kept_us)s::bigint WHERE name = %(name)s AND wake_us <= @us"
+        " AND %(wakes)s::bigint >"
+        " (SELECT count(*) FROM @.dlock_call WHERE name = %(name)s AND NOT woken AND until_us > @us)"
     )
     wake = (
         "UPDATE @.dlock_call SET woken = true WHERE id IN (SELECT id FROM @.dlock_call"
-        " WHERE name = %s AND NOT woken AND until_us > @us ORDER BY id LIMIT %s::bigint)"
+        " WHERE name = %(name)s AND NOT woken AND until_us > @us ORDER BY id LIMIT %(wakes)s::bigint)"
     )
     take_wake = "UPDATE @.dlock_name SET wake_us = 0 WHERE name = %s AND wake_us > @us RETURNING name"
     begin_to_wait = "INSERT INTO @.dlock_call (name, until_us) VALUES (%s, @us + %s::bigint) RETURNING id"
@@ -88,17 +90,20 @@ class Statements:
 
     # The plain paths: one statement each, for names without a `rest`.
     #: Take a free lock. The marks and the holder are looked at before the row is written, so a refusal writes nothing.
+    #: The row may be that of a later transaction than the marks. Then its ``xmin`` differs, and it is not taken.
     acquire = (
         "INSERT INTO @.dlock_name AS n (name, owner, until_us, since_us, token, ttl_ms, holder)"
         " SELECT a.name, a.owner, t.us + a.ttl_ms * 1000, t.us, greatest(t.us, m.v + 1), a.ttl_ms, a.holder"
-        " FROM (SELECT %s AS name, %s AS owner, %s AS identity, %s::bigint AS ttl_ms, %s AS holder) AS a,"
+        " FROM (SELECT %(name)s AS name, %(owner)s AS owner, %(identity)s AS identity, %(ttl_ms)s::bigint AS ttl_ms,"
+        " %(holder)s AS holder) AS a,"
         " (SELECT @us AS us OFFSET 0) AS t, @.dlock_meta AS m WHERE m.k = 'token_floor'"
         " AND NOT EXISTS (SELECT FROM @.dlock_mark AS k WHERE k.name = a.name AND"
         " (k.kind = 'tombstone' AND k.key = a.owner OR k.kind = 'done' AND k.key = a.identity))"
         " AND NOT EXISTS (SELECT FROM @.dlock_name AS h WHERE h.name = a.name AND h.until_us > t.us)"
         " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until_us = excluded.until_us,"
         " since_us = excluded.since_us, token = greatest(excluded.token, n.token + 1), ttl_ms = excluded.ttl_ms,"
-        " holder = excluded.holder WHERE n.owner IS NULL AND n.rest IS NULL RETURNING token, since_us"
+        " holder = excluded.holder WHERE n.owner IS NULL AND n.rest IS NULL"
+        " AND n.xmin = (SELECT h.xmin FROM @.dlock_name AS h WHERE h.name = excluded.name) RETURNING token, since_us"
     )
     release = (
         "UPDATE @.dlock_name SET owner = NULL, until_us = 0, ttl_ms = NULL, holder = NULL"
@@ -117,9 +122,9 @@ class Statements:
     due = (
         "SELECT name, rest, (SELECT @us) FROM (SELECT name, rest, sweep_us,"
         " row_number() OVER (PARTITION BY substr(name, a.place, 3) ORDER BY sweep_us) AS number"
-        " FROM @.dlock_name, (SELECT %s::int AS place, %s::text[] AS buckets) AS a"
-        " WHERE sweep_us <= (SELECT @us) + %s::bigint AND name > %s AND name < %s"
-        " AND substr(name, a.place, 3) = ANY (a.buckets)) AS n WHERE number <= %s::bigint ORDER BY sweep_us"
+        " FROM @.dlock_name, (SELECT %(place)s::int AS place, %(buckets)s::text[] AS buckets) AS a"
+        " WHERE sweep_us <= (SELECT @us) + %(within_us)s::bigint AND name > %(start)s AND name < %(end)s"
+        " AND substr(name, a.place, 3) = ANY (a.buckets)) AS n WHERE number <= %(most)s::bigint ORDER BY sweep_us"
     )
     # Places behind a place: a name and a detail.
     names = (
@@ -168,7 +173,7 @@ class Statements:
         " AS n"
     )
 
-    def __init__(self, schema: str, clock: str = _CLOCK) -> None:
+    def __init__(self, schema: str, clock: str | None = None) -> None:
         for name, text in vars(Statements).items():
             if isinstance(text, str) and not name.startswith("_"):
-                setattr(self, name, text.replace("@us", clock).replace("@.", f'"{schema}".'))
+                setattr(self, name, text.replace("@us", clock or _CLOCK).replace("@.", f'"{schema}".'))

@@ -1,0 +1,1 @@
+"""The lock store in MySQL and MariaDB."""

@@ -1,0 +1,153 @@
+"""The data of the store in MySQL or MariaDB (:mod:`celery_dlock.store.sql.backend`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from ....keys.lock_name import LockName
+from ...base import ReleaseListener
+from ...engine.backend import Conflict, Wanted
+from ...location import StoreLocation
+from ..backend import Lease, SQLBackend
+from ..rows import Row
+from ..session import SQLSession
+from .connection import Connection, ConnectionPool
+from .listener import Listener
+from .server_errors import RowLocked
+from .statements import Statements
+
+__all__ = ["MySQLBackend"]
+
+_COMMIT: Final = ("COMMIT", ())
+
+
+class MySQLBackend(SQLBackend):
+    """The data of one app.
+
+    Args:
+        location: The location of the server.
+        timeout: Seconds that each statement may take.
+        prefix: The start of every name of this app.
+        clock: The expression for the time in microseconds; None: the server's clock. Tests have a clock of their own.
+
+    Raises:
+        ValueError: The location has an unknown option.
+    """
+
+    def __init__(self, location: StoreLocation, timeout: float, prefix: str, clock: str | None = None) -> None:
+        self.pool, self.sql = ConnectionPool(location, timeout), Statements(clock)
+        super().__init__(location, timeout, prefix, self.sql)
+
+    @contextmanager
+    def open(self, name: LockName, wanted: Wanted) -> Iterator[MySQLSession]:
+        try:
+            with self.pool.lent(wanted.within) as connection:
+                session = MySQLSession(self.sql, connection, self.key(name), wanted)
+                yield session
+                if not session.ended:
+                    connection.ask("ROLLBACK")
+        except RowLocked as error:
+            raise Conflict from error
+
+    def release_listener(self, name: LockName) -> ReleaseListener:
+        return Listener(self.pool, self.sql, self.key(name))
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _ask(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        with self.pool.lent() as connection:
+            return connection.ask(statement, values).rows
+
+    def _remove(self, after: str) -> str | None:
+        sql = self.sql
+        with suppress(RowLocked), self.pool.lent() as connection:
+            for find, remove in ((sql.old_marks, sql.remove_marks), (sql.old_calls, sql.remove_calls)):
+                old = connection.run((sql.begin, ()), (find, ()))[1].rows
+                connection.run(*([(remove, (old,))] if old else []), _COMMIT)
+            ((last,),) = connection.ask(sql.next_range, (after, self._end)).rows
+            if last is not None:
+                old = connection.run((sql.begin, ()), (sql.old_names, (after, last)))[1].rows
+                names, token = [name for name, _ in old], max((token for _, token in old), default=0)
+                removal = [(sql.raise_floor, (token,)), (sql.remove_names, (names,))] if old else []
+                connection.run(*removal, _COMMIT)
+            return None if last is None else str(last)
+        return after
+
+    # A plain path that a deadlock ended has written nothing: the rules do the same in a transaction.
+
+    def _acquire(self, values: dict[str, Any]) -> tuple[int, int] | None:
+        with suppress(RowLocked), self.pool.lent() as connection:
+            taken, found = connection.run((self.sql.acquire, values), (self.sql.acquired, values))
+            if taken.changed and found.rows:
+                token, since = found.rows[0]
+                return token, since
+        return None
+
+    def _release(self, key: str, acquisition: str) -> bool:
+        with suppress(RowLocked), self.pool.lent() as connection:
+            return connection.ask(self.sql.release, (key, acquisition)).changed > 0
+        return False
+
+    def _renew(self, leases: list[Lease], within: float | None) -> list[int]:
+        sql, lives = self.sql, defaultdict[int, dict[tuple[str, str], int]](dict)
+        for key, owner, ttl_ms, number in leases:
+            lives[ttl_ms][key, owner] = number
+        statements: list[tuple[str, Any]] = [(sql.renew_at, ()), (sql.begin, ())]
+        for ttl_ms, numbers in lives.items():
+            values = {"ttl_ms": ttl_ms, "leases": list(numbers)}
+            statements += [(sql.renewable, values), (sql.renew, values)]
+        with suppress(RowLocked), self.pool.lent(within) as connection:
+            results = connection.run(*statements, _COMMIT)
+            found = zip(lives.values(), results[2:-1:2], strict=True)
+            return [numbers[key, owner] for numbers, result in found for key, owner in result.rows]
+        return []
+
+
+class MySQLSession(SQLSession):
+    """A transaction on one lock name."""
+
+    def __init__(self, sql: Statements, connection: Connection, key: str, wanted: Wanted) -> None:
+        self._sql, self._connection = sql, connection
+        #: Whether the transaction has been committed.
+        self.ended = False
+        super().__init__(sql, key, wanted)
+
+    def _read(self, wanted: Wanted) -> None:
+        sql = self._sql
+        starts = [sql.begin, sql.lock] if wanted.write else [*sql.begin_reading, sql.head]
+        if not self._read_after(starts, wanted) and wanted.write:
+            # The row exists from now on, and is ours: it vanishes if nothing is committed.
+            self._read_after([sql.make, sql.lock], wanted)
+
+    def _read_after(self, starts: Sequence[str], wanted: Wanted) -> bool:
+        """Read everything in one round trip. Return whether the row exists.
+
+        Args:
+            starts: The first statements. The last of them reads the row.
+            wanted: What else the rule will read.
+        """
+        sql, key = self._sql, self._key
+        reads: list[tuple[str, Any]] = [(text, (key,) if "%s" in text else ()) for text in starts]
+        reads.append((sql.now, ()))
+        if wanted.marks:
+            reads.append((sql.marks, self._marks_asked(wanted.marks)))
+        if wanted.waiters:
+            reads.append((sql.waiters, (key, wanted.waiters)))
+        rows, ((self.now, self._floor),), *more = [
+            one.rows for one in self._connection.run(*reads)[len(starts) - 1 :]
+        ]  # fmt: skip
+        self._row = Row(*rows[0]) if rows else Row()
+        self._marks, self._waiters = {}, {}
+        self._note(more[0] if wanted.marks else (), more[-1] if wanted.waiters else ())
+        return bool(rows)
+
+    def _ask(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
+        return self._connection.ask(statement, values).rows
+
+    def _commit(self, writes: list[tuple[str, Any]]) -> None:
+        self._connection.run(*writes, _COMMIT)
+        self.ended = True

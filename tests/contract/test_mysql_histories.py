@@ -1,0 +1,48 @@
+"""The backends in MariaDB and in memory under one engine: equal answers and equal data in random histories."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+
+from celery_dlock.store.location import StoreLocation
+from tests.contract.histories import History, Step, steps
+from tests.contract.two_backends import TwoBackends
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1200)]
+
+pytest.importorskip("pymysql")
+from celery_dlock.store.sql.mysql.backend import MySQLBackend  # noqa: E402  # needs PyMySQL
+
+
+class MySQLAndMemory(TwoBackends):
+    def __init__(self, backend: MySQLBackend, *, fast: bool) -> None:
+        self._pool = backend.pool
+        super().__init__(backend, fast=fast)
+
+    def execute(self, statement: str) -> list[tuple[Any, ...]]:
+        with self._pool.lent() as connection:
+            return connection.ask(statement).rows
+
+
+@pytest.fixture
+def backend(mariadb_url: str) -> Iterator[MySQLBackend]:
+    with closing(MySQLBackend(StoreLocation.of(mariadb_url), 10, "dlock", TwoBackends.clock)) as made:
+        yield made
+
+
+@pytest.mark.invariant("stores-agree")
+@pytest.mark.parametrize("fast", [False, True], ids=["rules", "plain paths"])
+@pytest.mark.parametrize("histories", [40, pytest.param(300, marks=pytest.mark.slow)])
+def test_mariadb_and_memory_agree_on_random_histories(backend: MySQLBackend, histories: int, *, fast: bool) -> None:
+    @settings(max_examples=histories, phases=[Phase.generate])
+    @given(steps(80))
+    def agree(history: list[Step]) -> None:
+        both = History(stores := MySQLAndMemory(backend, fast=fast))  # type: ignore[arg-type]  # it has what is used
+        for step in history:
+            both.take(step)
+            stores.check()
+
+    agree()
