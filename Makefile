@@ -26,7 +26,7 @@ INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
 .PHONY: help test lint language types unit docs demo demo-picture dashboard-pictures bench plots bench-idle bench-held bench-naming bench-contention bench-seats \
   bench-server chaos dist \
-  test-servers test-slow histories lock clean \
+  test-servers test-slow histories prove-backend lock clean \
   invariants reference size $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
@@ -40,6 +40,7 @@ help:
 	@echo "make test-servers  tests on RabbitMQ, Redis and others of Debian's packages (as root on Debian), then test-slow"
 	@echo 'make test-slow     what has only a short form in make test'
 	@echo 'make histories     10,000 random histories, in the memory store and in the scripts: do they agree?'
+	@echo 'make prove-backend BACKEND=memory  a backend of the engine: contract, histories and stateful tests, three ways'
 	@echo 'make docs          build the documentation site into build/docs; a warning, a dead link or a page over its word limit is an error'
 	@echo 'make dist          build the wheel and the sdist, check both, install the wheel in an empty environment'
 	@echo 'make demo          the example project, live in the terminal; WEB=1: then the dashboard on its data'
@@ -161,6 +162,11 @@ test-servers: .venv/.ready
 test-slow: DIST = load --maxschedchunk=1
 test-slow: .venv/.ready
 	$(RUN) $(BIN)/python $(PYTEST) -q -m 'slow and not servers'
+
+# The proof of a backend of the engine: contract, random histories and stateful tests, three ways.
+BACKEND = memory
+prove-backend: .venv/.ready
+	DLOCK_TEST_BACKEND=$(BACKEND) $(BIN)/python -m pytest -q -n 2 --dist load -m 'not slow' -k $(BACKEND) tests/contract
 
 # 10,000 random histories, which would take longer than the rest of test-slow together.
 histories: .venv/.ready

@@ -231,9 +231,13 @@ class Sampler:
         self._opened = time.monotonic()
         self._loop.wake()
 
-    def always(self) -> None:
-        """Sample until the process ends."""
-        self._always = True
+    def always(self, period: float = PERIOD) -> None:
+        """Sample until the process ends.
+
+        Args:
+            period: Seconds between two samples.
+        """
+        self._always, self._period = True, period
         self._loop.wake()
 
     def sample(self) -> float | None:

@@ -16,12 +16,14 @@ from celery import Celery
 from celery_dlock.config.locations import locations_from_settings
 from celery_dlock.control import LockControl
 from celery_dlock.runtime import Runtime
+from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.memory.backend import MemoryBackend
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import load_scripts
 from tests.contract.majority import ManyClients, Settled
-from tests.support.faulty_backend import FaultyBackend, Resending, conflict, lost_reply, one_in_three
+from tests.support.backends import CHOSEN
+from tests.support.faulty_backend import Fault, FaultyBackend, Resending, conflict, lost_reply, one_in_three
 from tests.support.postgresql import running_pgbouncer, running_postgresql
 from tests.support.proxy import Proxy
 from tests.support.servers import LOCK_USER, OPERATOR_USER, Server
@@ -31,17 +33,17 @@ MakeApp = Callable[..., Celery]
 LockUrl = str | list[str]
 
 STANDALONE, TLS = "standalone", "tls"
-#: The engine over a backend: every test that does not look at Redis keys through `client`. Of these two, one commit of
-#: three fails. The engine must hide it.
-MEMORY, CONFLICTS, LOST_REPLIES = "memory", "memory-conflicts", "memory-lost-replies"
-MEMORIES: Final = (MEMORY, CONFLICTS, LOST_REPLIES)
-#: The engine over PostgreSQL, over its pooler, and over MariaDB.
-POSTGRESQL, PGBOUNCER, MARIADB = "postgresql", "pgbouncer", "mariadb"
-ENGINES: Final = (*MEMORIES, POSTGRESQL, PGBOUNCER, MARIADB)
+#: The engine over a backend: every test that does not look at Redis keys through `client`.
+MEMORY, POSTGRESQL, PGBOUNCER, MARIADB = "memory", "postgresql", "pgbouncer", "mariadb"
+#: Behind the name of a backend: one commit of three fails. The engine must hide it.
+FAULTS: Final[Mapping[str, Fault]] = {"-conflicts": conflict, "-lost-replies": lost_reply}
+FAULTY: Final = tuple(backend + fault for backend in {MEMORY: 0, CHOSEN: 0} for fault in FAULTS if backend)
+PROVEN: Final = (MEMORY, POSTGRESQL, MARIADB, *FAULTY)
+ENGINES: Final = (*PROVEN, PGBOUNCER)
 SENTINEL, CLUSTER, REDLOCK3, REDLOCK5 = "sentinel", "cluster", "redlock3", "redlock5"
 
 #: Those that need packages of the distribution.
-DISTRIBUTION: Final = (TLS, POSTGRESQL, PGBOUNCER, MARIADB)
+DISTRIBUTION: Final = (TLS, *(engine for engine in ENGINES if not engine.startswith(MEMORY)))
 
 #: Over which topologies a module runs beside the single server.
 OVER: Final[Mapping[str, Sequence[str]]] = {
@@ -103,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "topology" not in metafunc.fixturenames or module not in OVER:
         return
     names = [f"{module}::{place}" for place in (metafunc.cls and metafunc.cls.__name__, metafunc.function.__name__)]
-    over = [*OVER[module], *MEMORIES, POSTGRESQL, MARIADB]
+    over = [*OVER[module], *PROVEN]
     if {"client", "proxy", "clean_server"} & set(metafunc.fixturenames):
         over = [topology for topology in over if topology not in ENGINES]
     others = [pytest.param(topology, marks=_marks(topology, names)) for topology in over]
@@ -114,7 +116,7 @@ def _marks(topology: str, names: Sequence[str]) -> list[pytest.MarkDecorator]:
     reasons = {
         **NOT_OVER,
         **(NOT_ON_REDLOCK if topology.startswith("redlock") else {}),
-        **(NOT_RESENT if topology == LOST_REPLIES else {}),
+        **(NOT_RESENT if topology.endswith("-lost-replies") else {}),
     }
     marks = [pytest.mark.skip(reason=reasons[name]) for name in names if name in reasons]
     marks += [pytest.mark.topologies] if topology not in ENGINES else []
@@ -218,13 +220,25 @@ def _most(topology: str) -> int:
     return 3 if topology == REDLOCK3 else 5
 
 
+def _let_commits_fail(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    init, fails = EngineStore.__init__, one_in_three(1)
+
+    def faulty(store: EngineStore, backend: Any) -> None:
+        init(store, FaultyBackend(backend, fails, fault))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EngineStore, "__init__", faulty)
+
+
 @pytest.fixture
-def lock_url(topology: str, servers: Servers, request: pytest.FixtureRequest) -> LockUrl:
+def lock_url(
+    topology: str, servers: Servers, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> LockUrl:
     """``dlock_url`` for the user who may keep locks and nothing else."""
-    if topology in MEMORIES:
-        return "memory://"
-    if topology in (POSTGRESQL, PGBOUNCER, MARIADB):
-        return str(request.getfixturevalue(f"{topology}_url"))
+    if topology in ENGINES:
+        backend, _, fault = topology.partition("-")
+        if fault:
+            _let_commits_fail(FAULTS[f"-{fault}"], monkeypatch)
+        return "memory://" if backend == MEMORY else str(request.getfixturevalue(f"{backend}_url"))
     if isinstance(servers, RedlockSet):
         return servers.lock_urls()[: _most(topology)]
     if isinstance(servers, SentinelSet):
@@ -246,11 +260,9 @@ def client(topology: str, servers: Servers, request: pytest.FixtureRequest) -> I
 
 
 @pytest.fixture
-def memory_data(topology: str) -> dict[str, Any]:
+def memory_data() -> dict[str, Any]:
     """The data of ``memory://`` in this test: otherwise each app would have its own."""
-    faults = {CONFLICTS: conflict, LOST_REPLIES: lost_reply}
-    memory = MemoryBackend()
-    return {"memory dlock": FaultyBackend(memory, one_in_three(1), faults[topology]) if topology in faults else memory}
+    return {"memory dlock": MemoryBackend()}
 
 
 @pytest.fixture

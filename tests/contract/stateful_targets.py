@@ -1,5 +1,6 @@
 """The stores of the stateful tests, with a view of all that they hold, and a hand that lets time pass."""
 
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,10 +10,11 @@ import redis
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import LockStore
 from celery_dlock.store.engine.store import EngineStore
-from celery_dlock.store.memory.backend import MemoryBackend
+from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.rules.records import Records
 from tests.contract.queue_helpers import SECOND
+from tests.support.backends import BACKEND, BACKENDS, CheckedBackend
 from tests.support.faulty_backend import Fault, FaultyBackend, Resending, conflict, lost_reply, one_in_three
 from tests.support.memory_view import all_values
 from tests.support.servers import Server
@@ -113,10 +115,13 @@ class EngineTarget:
     prefix = "dlock"
 
     def __init__(self, fault: Fault | None = None) -> None:
-        self._memory = MemoryBackend()
-        self._backend = FaultyBackend(self._memory, one_in_three(1) if fault else lambda: False, fault or conflict)
+        self._time = time.time_ns() // 1000
+        clock = MemoryClock(lambda: self._time)
+        self._memory = MemoryBackend(clock)
+        checked: Any = CheckedBackend(BACKENDS[BACKEND].make(clock), self._memory)
+        self._backend = FaultyBackend(checked, one_in_three(1) if fault else lambda: False, fault or conflict)
         self._loses = fault is lost_reply
-        self._hand = EngineStore(self._memory)
+        self._hand = EngineStore(checked)
         self.store: LockStore = Resending(EngineStore(self._backend))  # type: ignore[arg-type,assignment]
 
     def close(self) -> None:
@@ -127,7 +132,9 @@ class EngineTarget:
         return self._backend.faults if self._loses else 0
 
     def now_us(self) -> int:
-        return self._memory.clock.now_us()
+        # Each step has its own time, and the time stands still within a command.
+        self._time += 1
+        return self._time
 
     def look(self) -> Seen:
         now, found = self.now_us(), all_values(self._memory, self.prefix)
@@ -170,7 +177,7 @@ Target = ServerTarget | EngineTarget
 MakeTarget = Callable[[Server], Target]
 TARGETS: dict[str, MakeTarget] = {
     "redis": ServerTarget,
-    "memory": lambda _server: EngineTarget(),
-    "memory-conflicts": lambda _server: EngineTarget(conflict),
-    "memory-lost-replies": lambda _server: EngineTarget(lost_reply),
+    BACKEND: lambda _server: EngineTarget(),
+    f"{BACKEND}-conflicts": lambda _server: EngineTarget(conflict),
+    f"{BACKEND}-lost-replies": lambda _server: EngineTarget(lost_reply),
 }

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.model import Acquired, Duplicate, Grant, Held, Parked, Queued
+from celery_dlock.store.model import Acquired, Duplicate, Grant, Held, Parked, Queued, Replace
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.histories import NAMES
 from tests.contract.queue_helpers import (
@@ -188,3 +188,20 @@ def test_memory_and_scripts_agree_on_parked_duplicates(clean_server: Server) -> 
         assert granted.identity == digest("h")
         assert stores.local.list_waiters(name, 5).waiters[0].state == "granted"
         assert isinstance(acquire("h.3", "h", republished=True, grant_id=granted.grant_id), Acquired)
+
+
+@pytest.mark.invariant("stores-agree")
+def test_duplicate_is_no_waiter_for_a_call_under_replace_that_is_not_parked(clean_server: Server) -> None:
+    """Tasks with ``queue`` and with ``replace`` share a name."""
+    with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:
+
+        def acquire(acquisition: str, task_id: str, **facts: Any) -> Any:
+            stores.travel(1000)
+            request = request_of(task_id, **facts)
+            return stores.do(lambda store: store.acquire(NAMES[0], acquisition, 60_000, request))
+
+        acquire("h.1", "h")
+        acquire("h.2", "h", parks=True, park_duplicate=True)
+        answer = acquire("r.1", "r", replace=Replace(20_000))
+        assert isinstance(answer, Queued)
+        assert answer.waiting == 0

@@ -15,6 +15,7 @@ from celery_dlock.store.redis.keys import LockKeys
 from tests.contract.histories import NAMES, REPLACED, SEATED, TTL, TURN, History, Step, steps
 from tests.contract.queue_helpers import digest, ending, request_of
 from tests.contract.two_stores import TwoStores
+from tests.support.backends import BACKEND
 from tests.support.faulty_backend import Fault, conflict, lost_reply
 from tests.support.polling import eventually
 from tests.support.servers import Server
@@ -33,7 +34,9 @@ def run(server: Server, client: redis.Redis, history: list[Step], fault: Fault |
 
 @pytest.mark.invariant("stores-agree")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", [None, conflict, lost_reply])
+@pytest.mark.parametrize(
+    "fault", [None, conflict, lost_reply], ids=[BACKEND, f"{BACKEND}-conflicts", f"{BACKEND}-lost-replies"]
+)
 @pytest.mark.parametrize(
     "histories", [60, *(pytest.param(500, marks=pytest.mark.slow, id=f"part{part}") for part in range(PARTS))]
 )

@@ -1,4 +1,4 @@
-"""A Redis store and a memory store that do the same at the same time, and all differences between them.
+"""A Redis store and an engine that do the same at the same time, and all differences between them.
 
 The scripts of the Redis store read their time from a key instead of the server's clock. So both stores have one clock,
 which the test moves, and their answers are equal to the microsecond. Lives are the server's own: they may differ.
@@ -22,6 +22,7 @@ from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.model import Released
 from celery_dlock.store.redis.scripts import ScriptVariant, _bulk
+from tests.support.backends import BACKEND, BACKENDS, CheckedBackend
 from tests.support.faulty_backend import Fault, FaultyBackend, Resending, conflict, lost_reply, one_in_three
 from tests.support.memory_view import all_values
 from tests.support.servers import Server
@@ -87,8 +88,11 @@ class TwoStores:
         self.prefix = uuid.uuid4().hex
         self._client, self._clock_key = client, clock_key
         self.now_us = START_US
-        self.memory = MemoryBackend(MemoryClock(lambda: self.now_us))
-        self._faulty = FaultyBackend(self.memory, one_in_three(1) if fault else lambda: False, fault or conflict)
+        clock = MemoryClock(lambda: self.now_us)
+        #: Everything that the backend holds.
+        self.memory = MemoryBackend(clock)
+        backend: Any = CheckedBackend(BACKENDS[BACKEND].make(clock), self.memory)
+        self._faulty = FaultyBackend(backend, one_in_three(1) if fault else lambda: False, fault or conflict)
         self._loses = fault is lost_reply
         self.local = Resending(EngineStore(self._faulty))  # type: ignore[arg-type]
         self.redis = open_operator_store((StoreLocation.of(server.url()),), timeout=5, prefix=self.prefix)

@@ -201,14 +201,12 @@ if held then
   end
 end
 
-local debounced_life_ms = DEBOUNCE and decimal(86400000 + debounce_max_ms)
-if DEBOUNCE or REPLACE then
-  -- @include replaced_waiter
-  if DEBOUNCE then
-    -- @include debounce
-  else
-    -- @include replace
+-- Return the answer for a message that has to wait and is not parked.
+local function must_wait(waiters)
+  if held then
+    return describe_holder('queue', waiters, rank)
   end
+  return {'queue', waiters, rank}
 end
 
 -- Return how many delayed messages are duplicates of started ones (sweep), and the first other one.
@@ -222,6 +220,16 @@ local function delayed_waiters()
     end
   end
   return duplicates, first
+end
+
+local debounced_life_ms = DEBOUNCE and decimal(86400000 + debounce_max_ms)
+if DEBOUNCE or REPLACE then
+  -- @include replaced_waiter
+  if DEBOUNCE then
+    -- @include debounce
+  else
+    -- @include replace
+  end
 end
 
 -- Return identity and message of the oldest waiter of a full queue, or nil if this message is the oldest.
@@ -279,10 +287,7 @@ if held or preceded then
   local waiters = count_waiters() - paused
   local full = not queued and queue_limit ~= '0' and waiters >= tonumber(queue_limit)
   if message == '' or (full and evict_oldest ~= '1') then
-    if held then
-      return describe_holder('queue', waiters, rank)
-    end
-    return {'queue', waiters, rank}
+    return must_wait(waiters)
   end
   local evicted, evicted_message = '', ''
   if full then

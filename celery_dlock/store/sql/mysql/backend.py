@@ -96,12 +96,14 @@ class MySQLBackend(SQLBackend):
         sql, lives = self.sql, defaultdict[int, dict[tuple[str, str], int]](dict)
         for key, owner, ttl_ms, number in leases:
             lives[ttl_ms][key, owner] = number
-        statements: list[tuple[str, Any]] = [(sql.renew_at, ()), (sql.begin, ())]
-        for ttl_ms, numbers in lives.items():
-            values = {"ttl_ms": ttl_ms, "leases": list(numbers)}
-            statements += [(sql.renewable, values), (sql.renew, values)]
+        groups = [{"ttl_ms": ttl_ms, "leases": list(numbers)} for ttl_ms, numbers in lives.items()]
         with suppress(RowLocked), self.pool.lent(within) as connection:
-            results = connection.run(*statements, _COMMIT)
+            results = connection.run(*((sql.renew_all, values) for values in groups))
+            if sum(result.changed for result in results) == len(leases):
+                return [lease.number for lease in leases]
+            # Some are lost, or did not change. Reading which takes longer than renewing them.
+            renewals = [(statement, values) for values in groups for statement in (sql.renewable, sql.renew)]
+            results = connection.run((sql.renew_at, ()), (sql.begin, ()), *renewals, _COMMIT)
             found = zip(lives.values(), results[2:-1:2], strict=True)
             return [numbers[key, owner] for numbers, result in found for key, owner in result.rows]
         return []

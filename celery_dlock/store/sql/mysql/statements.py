@@ -119,6 +119,8 @@ class Statements:
         " ttl_ms = GREATEST(ttl_ms, %(ttl_ms)s) WHERE (name, owner) IN %(leases)s AND rest IS NULL"
         " AND until_us > @dlock_now AND until_us <= @dlock_now + GREATEST(ttl_ms, %(ttl_ms)s) * 1000"
     )
+    #: Without a transaction: if as many rows change as there are leases, all were renewed.
+    renew_all = renew.replace("@dlock_now", "@us")
 
     #: The earliest names of each bucket.
     due = (

@@ -69,11 +69,7 @@ elseif queued then
   return queued_answer()
 elseif stopped_by or started_later or held or preceded or newest_message then
   if message == '' then
-    local waiters = redis.call('ZCARD', waiting) + redis.call('ZCARD', delayed)
-    if held then
-      return describe_holder('queue', waiters, rank)
-    end
-    return {'queue', waiters, rank}
+    return must_wait(count_waiters() - delayed_waiters())
   end
   local by = stopped_by or started_later or newer
   if by then
