@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import signals
 from .errors import (
     DLockError,
+    GuardRefused,
     InvalidLockOptions,
     InvalidTick,
     LockHeld,
@@ -24,6 +25,7 @@ from .task.decorator import singleton_task
 __all__ = [
     "CallSkipped",
     "DLockError",
+    "GuardRefused",
     "InvalidLockOptions",
     "InvalidTick",
     "Lease",

@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "CallNotRun",
     "DLockError",
+    "GuardRefused",
     "InvalidLockOptions",
     "InvalidTick",
     "LockFilesUnusable",
@@ -100,6 +101,10 @@ class UnknownOutcome(CallNotRun):
     No call of this lock name runs until an operator calls ``task.resolve(<arguments>, sent=True)`` or ``sent=False``,
     or until the run mark expires.
     """
+
+
+class GuardRefused(DLockError):
+    """``lease.guard()`` cannot prove anything in this connection or transaction. Nothing was written."""
 
 
 class LockLost(DLockError):

@@ -286,6 +286,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
         ),
     },
     "Guarantees when a lease is lost": {
+        "guarded-writes-are-never-late": (
+            "While a transaction that `lease.guard()` guards is open, no other call takes the lock, also if the lease "
+            "has expired. After the lease was taken over, `guard()` refuses."
+        ),
         "forgotten-lock-is-reported": (
             "If the store forgot a lock, the holder learns it at its next renewal or `ensure()`."
         ),

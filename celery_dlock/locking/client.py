@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 from ..counters.recorder import Recorder
 from ..errors import (
@@ -219,6 +220,13 @@ class LockClient:
                 )
             except StoreUnavailable as error:
                 logger.warning("cannot mark %s as about to be released: %s", lease.name, error)
+
+    def guard(self, lease: Lease, connection: Any) -> bool:
+        """Guard the open transaction of a connection of the user. Return false if the lease is over."""
+        shard = self._store.shard(lease.lock_name)
+        return self._breaker.call(
+            self._store.guard, lease.lock_name, lease.acquisition, connection, shard=shard
+        )  # fmt: skip
 
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:
         """Renew the lease now, in addition to the watchdog's renewals. Return false if the lease is over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DLockError, LockLost, StoreUnavailable
 from ..keys.lock_name import idempotency_key
@@ -185,6 +185,24 @@ class Lease:
         if self.over or self.record.lost or not self.client.renew(self, seconds):
             raise LockLost(f"the lease of {self.name} is over")
 
+    def guard(self, connection: Any) -> None:
+        """Guard the open transaction of a database connection, as its first statement.
+
+        The transaction then commits before another call takes the lock, also if the lease ends while it is open: the
+        other call waits for it. Needs ``dlock_url`` to be the database of the connection (PostgreSQL). A guard in a
+        savepoint ends with the savepoint's rollback, so call it outside of inner ``atomic()`` blocks.
+
+        Args:
+            connection: Django's ``connection``, a ``Session`` or ``Connection`` of SQLAlchemy, or one of psycopg.
+
+        Raises:
+            LockLost: The lease is over. Roll the transaction back, because another call may run.
+            GuardRefused: The locks are in another database, no transaction is open, or it is read-only.
+            StoreUnavailable: The store did not answer, so nothing is guarded.
+        """
+        if self.over or self.record.lost or not self.client.guard(self, connection):
+            raise LockLost(f"the lease of {self.name} is over")
+
 
 class _NoLease:
     """The common attributes of a lease without a lock."""
@@ -207,6 +225,9 @@ class _NoLease:
         return None
 
     def extend(self, seconds: float) -> None:
+        self.ensure()
+
+    def guard(self, connection: Any) -> None:
         self.ensure()
 
 

@@ -17,6 +17,7 @@ from .server_model import StoreInfo
 __all__ = [
     "DUPLICATE_PAUSE_MS",
     "FOREIGN_MS",
+    "NO_GUARD",
     "LockStore",
     "QueueStepResult",
     "ReleaseListener",
@@ -25,6 +26,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+#: Why a store outside of an SQL database guards no transaction, and what to do.
+NO_GUARD: Final = (
+    "the locks are not in the database of this transaction, so no transaction can be guarded: set dlock_url to that "
+    "database, or store the fencing token with the write"
+)
 
 #: Milliseconds until a granted message becomes a dead letter because no worker of its broker publishes it.
 FOREIGN_MS: Final = 5 * 60 * 1000
@@ -213,6 +220,17 @@ class LockStore(Protocol):
 
     def inspect(self, name: LockName) -> Holder | None:
         """Return the holder of the lock; None if the lock is free."""
+        ...
+
+    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+        """Guard the open transaction of a database connection of the user (``lease.guard``).
+
+        Return false if the acquisition does not hold the lock. Otherwise, no other call takes the lock before the
+        transaction has ended, also after the lease has ended.
+
+        Raises:
+            GuardRefused: This store, this connection or its state cannot give that guarantee.
+        """
         ...
 
     def release_listener(self, name: LockName) -> ReleaseListener:

@@ -128,6 +128,9 @@ class _CheckedSession:
         assert found == self._expected.count_before(place, score, identity)
         return found
 
+    def end_guard(self, token: int) -> bool:
+        return self._session.end_guard(token)
+
     def commit(self, changes: Changes) -> None:
         self._session.commit(changes)
         self._expected.commit(changes)

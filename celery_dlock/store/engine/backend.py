@@ -7,12 +7,13 @@ changed it (:class:`Conflict`). Rules read nothing but the session, so the engin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from ...errors import GuardRefused
 from ...keys.lock_name import LockName
-from ..base import ReleaseListener, ReleaseRequest
+from ..base import NO_GUARD, ReleaseListener, ReleaseRequest
 from ..model import Acquired, AcquireRequest, Released, Renewal
 from ..operator import Place as ListPlace
 from ..rules.data import MarkKind
@@ -91,6 +92,18 @@ class Backend(Protocol):
         The name of a seat (``limit``) is that of the whole name.
         """
         ...
+
+    def guard_of(self, connection: Any) -> Callable[[LockName, int], bool]:
+        """Return what guards the open transaction of a connection of the user. Writes nothing.
+
+        It is called with a lock name and the fencing token of a guard that :meth:`Session.commit` has written. It
+        returns whether that guard still exists. From then on, :meth:`Session.end_guard` returns false until the
+        transaction has ended.
+
+        Raises:
+            GuardRefused: The data of this store are not in the database of the connection, or no transaction is open.
+        """
+        raise GuardRefused(NO_GUARD)
 
     def now(self) -> float:
         """Return the time of the store, in seconds since the epoch."""

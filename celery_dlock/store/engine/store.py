@@ -6,8 +6,7 @@ import functools
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...errors import ReplyLost, ReplyTimeout, StoreBusy, StoreUnavailable
 from ...keys.lock_name import ONE_LOCK, ONE_SEAT, LockName, one_seat
@@ -18,7 +17,7 @@ from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
 from ..operator import Place
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, Waiting
-from ..rules import claims, operator, queue, release, runs, seats, shared
+from ..rules import claims, guard, operator, queue, release, runs, seats, shared
 from ..rules.acquire import acquire
 from ..rules.records import Records
 from ..server_model import StoreInfo
@@ -73,21 +72,29 @@ class EngineStore:
         within = self.backend.timeout if wanted.within is None else wanted.within
         end, pause, conflicts = time.monotonic() + within, _PAUSE[0], 0
         while True:
-            with suppress(Conflict), self.backend.open(name, wanted) as session:
-                records = Records(session, name)
-                answer = rule(records)
-                changes = records.changes()
-                if changes:
-                    session.commit(changes)
-                return answer
-            conflicts += 1
-            if time.monotonic() > end:
-                raise StoreBusy(
-                    f"the store {self.backend.shown} is too busy: within {within:g} s, other transactions changed "
-                    f"{name.text} {conflicts} times before this one could commit"
-                )
+            try:
+                return self._attempt(name, rule, wanted)
+            except Conflict as conflict:
+                conflicts += 1
+                if time.monotonic() > end:
+                    reason = str(conflict) or f"other transactions changed {name.text}"
+                    raise StoreBusy(
+                        f"the store {self.backend.shown} is too busy: within {within:g} s, {reason}, {conflicts} times "
+                        "before this one could commit"
+                    ) from conflict
             time.sleep(rng.uniform(0, pause))
             pause = min(2 * pause, _PAUSE[1])
+
+    def _attempt(self, name: LockName, rule: Callable[[Records], T], wanted: Wanted) -> T:
+        with self.backend.open(name, wanted) as session:
+            records = Records(session, name)
+            answer = rule(records)
+            changes = records.changes()
+            if not all(map(session.end_guard, changes.ended_guards)):
+                raise Conflict(f"a transaction that the earlier holder of {name.text} guards was still open")
+            if changes:
+                session.commit(changes)
+            return answer
 
     def _read(self, name: LockName, rule: Callable[[Records], T]) -> T:
         return self.run(name, rule, _READ)
@@ -167,6 +174,11 @@ class EngineStore:
         if _has_seats(name):
             return self._read(name, lambda records: seats.inspect(records, name.seats))
         return self._read(name, release.inspect)
+
+    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+        lock_guard = self.backend.guard_of(connection)
+        token = self.run(name, lambda records: guard.guard(records, acquisition))
+        return token is not None and lock_guard(name, token)
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return self.backend.release_listener(name)

@@ -223,6 +223,10 @@ class _MemorySession:
     def count_before(self, place: Place, score: int, identity: str) -> int:
         return sum(one < (score, identity) for one in self._scores(place))
 
+    def end_guard(self, token: int) -> bool:
+        del token
+        return True  # it makes no guards
+
     def commit(self, changes: Changes) -> None:
         data = self._data
         data.head = changes.head or data.head

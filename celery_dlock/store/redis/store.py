@@ -8,13 +8,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ...errors import NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
+from ...errors import GuardRefused, NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
 from ...keys.lock_name import ONE_LOCK, LockName, name_from_member
 from ...options.durability import PRIMARY, Durability, check_ttl
 from ...utils.log import logger
 from ..base import (
     DUPLICATE_PAUSE_MS,
     FOREIGN_MS,
+    NO_GUARD,
     QueueStepResult,
     ReleaseListener,
     ReleaseRequest,
@@ -333,6 +334,9 @@ class RedisStore:
 
     def info(self) -> StoreInfo:
         return store_info(self._topology.everywhere(read_info), clustered=self._topology.clustered)
+
+    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+        raise GuardRefused(NO_GUARD)
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return self._wakeups.listener(self._keys(name))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ...errors import ReplyLost, StoreRefused
+from ...errors import GuardRefused, ReplyLost, StoreRefused
 from ...keys.lock_name import LockName
 from ...utils.clock import Clock, SystemClock
 from ...utils.rng import rng
-from ..base import LockStore, ReleaseListener, ReleaseRequest
+from ..base import NO_GUARD, LockStore, ReleaseListener, ReleaseRequest
 from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Contended, Refusal, Released, Renewal, RenewalResult
 from ..operator_model import RunView
@@ -154,6 +154,9 @@ class RedlockStore(LockStore):
             raise self._quorum.no_majority(replies)
         holder, count = named(replies)
         return holder if count >= majority else None
+
+    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+        raise GuardRefused(NO_GUARD)
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return FailoverListener(lambda: self._quorum.by_health(name.bucket), name)

@@ -226,6 +226,8 @@ class Head:
         waiting: The number of waiters in this place.
         delayed: The number of waiters in this place.
         dead: The number of dead letters.
+        guards: The token of the last holder of each seat that has guarded a transaction. Before another call takes the
+            seat, that transaction must have ended.
     """
 
     locks: dict[int, Timed[LockRecord]] = field(default_factory=dict)
@@ -238,6 +240,7 @@ class Head:
     waiting: int = 0
     delayed: int = 0
     dead: int = 0
+    guards: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Records:
         #: The sweep of a name with seats visits all of them.
         self._swept = ONE_LOCK if name.seats == ONE_LOCK else UNKNOWN_SEATS
         head = session.head
-        self._head = replace(head, locks=dict(head.locks), sweeps=dict(head.sweeps))
+        self._head = replace(head, locks=dict(head.locks), sweeps=dict(head.sweeps), guards=dict(head.guards))
         #: The waiters that were read, as they are now.
         self._waiters: dict[str, Waiter] = {}
         self._read: dict[str, Waiter] = {}
@@ -114,6 +114,10 @@ class Records:
         other.place = number
         return other
 
+    def guard(self, token: int) -> None:
+        """Record that the holder of this seat guards a transaction. Its token is the guard's."""
+        self._head.guards[self.place] = self._changes.guard = token
+
     def taken_seats(self) -> list[int]:
         """Return the seats that have a lock."""
         return sorted(seat for seat, lock in self._head.locks.items() if self._alive(lock))
@@ -126,7 +130,9 @@ class Records:
         self._head.seats = Timed(seats, self._until(life_ms))
 
     def next_token(self) -> int:
-        """Issue a fencing token."""
+        """Issue a fencing token, for the call that takes the lock of this seat."""
+        if (guard := self._head.guards.pop(self.place, None)) is not None:
+            self._changes.ended_guards.append(guard)
         self._changes.token = self._session.next_token
         return self._changes.token
 

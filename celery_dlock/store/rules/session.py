@@ -19,6 +19,10 @@ class Changes:
         waiters: Waiters that changed, by identity; None: the waiter is deleted.
         marks: Marks that changed, by kind and key; None: the mark is deleted.
         token: The ``next_token`` of the session, if the rule issued it. No later session may have it again.
+        guard: The fencing token of a holder that guards a transaction; None: none does. The guard of this token must
+            exist after the commit.
+        ended_guards: Tokens whose guards end with this commit, because another call takes the lock. Before the commit,
+            the engine asks whether a transaction still has one of them.
         wakes: The number of calls to wake, beginning with the one that has waited for the longest time. They wake when
             all changes are visible to them, and never if the commit fails. See ``LockStore.release_listener``.
     """
@@ -27,10 +31,12 @@ class Changes:
     waiters: dict[str, Waiter | None] = field(default_factory=dict)
     marks: dict[tuple[MarkKind, str], Mark | None] = field(default_factory=dict)
     token: int | None = None
+    guard: int | None = None
+    ended_guards: list[int] = field(default_factory=list)
     wakes: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.head or self.waiters or self.marks or self.token or self.wakes)
+        return bool(self.head or self.waiters or self.marks or self.token or self.guard or self.wakes)
 
 
 class Session(Protocol):
@@ -72,6 +78,13 @@ class Session(Protocol):
 
     def count_before(self, place: Place, score: int, identity: str) -> int:
         """Return how many waiters of a place precede this score and identity."""
+        ...
+
+    def end_guard(self, token: int) -> bool:
+        """End the guard of a token with this transaction. Return false if an open transaction of the user has it.
+
+        Called only with tokens of guards that :meth:`commit` has written.
+        """
         ...
 
     def commit(self, changes: Changes) -> None:

@@ -53,6 +53,8 @@ def head_text(head: Head) -> str:
     found |= {name: count for name in _COUNTS if (count := getattr(head, name))}
     if head.locks:
         found["locks"] = {str(seat): _timed(lock) for seat, lock in head.locks.items()}
+    if head.guards:
+        found["guards"] = {str(seat): token for seat, token in head.guards.items()}
     if head.sweeps:
         found["sweeps"] = {str(seats): when for seats, when in head.sweeps.items()}
     return _dumps(found) if found else ""
@@ -67,6 +69,7 @@ def head_from_text(text: str) -> Head:
         if name in found:
             found[name] = _timed_from(kind, found[name])
     found["locks"] = {int(seat): _timed_from(LockRecord, lock) for seat, lock in found.get("locks", {}).items()}
+    found["guards"] = {int(seat): token for seat, token in found.get("guards", {}).items()}
     found["sweeps"] = {int(seats): when for seats, when in found.get("sweeps", {}).items()}
     return Head(**found)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from psycopg.pq import TransactionStatus
 
+from ....errors import GuardRefused
 from ....keys.lock_name import LockName
-from ...base import ReleaseListener
-from ...engine.backend import Wanted
+from ...base import NO_GUARD, ReleaseListener
+from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
 from ..backend import Lease, SQLBackend
+from ..guard import UserTransaction
 from ..rows import Row
 from ..session import SQLSession
 from .connection import Connection, ConnectionPool
@@ -21,6 +23,9 @@ from .listener import Listener
 from .statements import Statements
 
 __all__ = ["PostgreSQLBackend"]
+
+#: The error of a transaction whose snapshot is older than a change of the row that it wants to lock.
+_SERIALIZATION_FAILURE: Final = "40001"
 
 
 class PostgreSQLBackend(SQLBackend):
@@ -43,11 +48,46 @@ class PostgreSQLBackend(SQLBackend):
 
     @contextmanager
     def open(self, name: LockName, wanted: Wanted) -> Iterator[PostgreSQLSession]:
+        refused = None
         with self.pool.lent(wanted.within) as connection:
             limit = str(math.ceil(self.timeout * 1000)) if self.pool.pooled else ""
-            yield PostgreSQLSession(self.sql, connection, self.key(name), wanted, limit)
+            try:
+                yield PostgreSQLSession(self.sql, connection, self.key(name), wanted, limit)
+            except Conflict as conflict:  # the connection stays usable
+                refused = conflict
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 connection.execute("ROLLBACK")
+        if refused is not None:
+            raise refused
+
+    def guard_of(self, connection: Any) -> Callable[[LockName, int], bool]:
+        user = UserTransaction(connection)
+
+        def guard(name: LockName, token: int) -> bool:
+            # All of these come after the commit of the guard, so that the snapshot of the transaction has it.
+            here, read_only = user.ask(self.sql.can_guard) or (False, False)
+            # Two databases may both have such tables.
+            if not here or user.ask(self.sql.store_id) != self._ask(self.sql.store_id)[0]:
+                raise GuardRefused(NO_GUARD)
+            if read_only:
+                raise GuardRefused("a transaction that is read-only, or on a replica, cannot be guarded")
+            return self._lock_guard(user, self.key(name), token)
+
+        return guard
+
+    def _lock_guard(self, user: UserTransaction, key: str, token: int) -> bool:
+        try:
+            if user.ask(self.sql.lock_guard, (key, token)) is not None:
+                return True
+        except Exception as error:
+            if getattr(error, "sqlstate", getattr(error, "pgcode", None)) != _SERIALIZATION_FAILURE:
+                raise
+        if self._ask(self.sql.has_guard, (key, token)):
+            raise GuardRefused(
+                "this transaction began before its guard: under REPEATABLE READ or SERIALIZABLE, call guard() before "
+                "any other statement of the transaction"
+            )
+        return False
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return Listener(self.pool, self.sql, self.key(name))
@@ -64,6 +104,7 @@ class PostgreSQLBackend(SQLBackend):
         with self.pool.lent() as connection:
             connection.execute(sql.remove_marks)
             connection.execute(sql.remove_calls)
+            connection.execute(sql.remove_guards)
             (last,) = connection.execute(sql.next_range, (after, self._end)).fetchall()[0]
             if last is not None:
                 connection.execute(sql.remove_names, (after, last))
@@ -128,6 +169,15 @@ class PostgreSQLSession(SQLSession):
 
     def _ask(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, values).fetchall()
+
+    def end_guard(self, token: int) -> bool:
+        self._connection.execute(self._sql.end_guard, (self._key, token))
+        return not self._ask(self._sql.has_guard, (self._key, token))
+
+    def commit(self, changes: Changes) -> None:
+        if changes.guard is not None:
+            self._connection.execute(self._sql.put_guard, (self._key, changes.guard))
+        super().commit(changes)
 
     def _commit(self, writes: list[tuple[str, Any]]) -> None:
         with self._connection.pipeline():

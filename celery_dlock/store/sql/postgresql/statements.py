@@ -72,6 +72,20 @@ class Statements:
     )
     drop_waiter = "DELETE FROM @.dlock_waiter WHERE name = %s AND identity = %s"
 
+    # Guards. The last two and `store_id` are for the connection of the user.
+    put_guard = "INSERT INTO @.dlock_guard (name, token, at_us) VALUES (%s, %s::bigint, @us) ON CONFLICT DO NOTHING"
+    end_guard = (
+        "DELETE FROM @.dlock_guard WHERE (name, token) IN (SELECT name, token FROM @.dlock_guard"
+        " WHERE name = %s AND token = %s::bigint FOR UPDATE SKIP LOCKED)"
+    )
+    has_guard = "SELECT FROM @.dlock_guard WHERE name = %s AND token = %s::bigint"
+    store_id = "SELECT v FROM @.dlock_meta WHERE k = 'store_id'"
+    can_guard = (
+        "SELECT to_regclass('@.dlock_guard') IS NOT NULL,"
+        " pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
+    )
+    lock_guard = "SELECT token FROM @.dlock_guard WHERE name = %s AND token = %s::bigint FOR SHARE"
+
     # A wake-up that no call waits for is kept: the next call that begins to wait takes it.
     keep_wake = (
         "UPDATE @.dlock_name SET wake_us = @us + %(kept_us)s::bigint WHERE name = %(name)s AND wake_us <= @us"
@@ -159,11 +173,18 @@ class Statements:
         " WHERE until_us < (SELECT @us) ORDER BY until_us LIMIT 500 FOR UPDATE SKIP LOCKED)"
     )
     remove_calls = "DELETE FROM @.dlock_call WHERE until_us < (SELECT @us) - 60000000"
+    #: Guards of names that are gone, or of holders that ended long ago. One that a transaction has stays.
+    remove_guards = (
+        "DELETE FROM @.dlock_guard WHERE (name, token) IN (SELECT g.name, g.token FROM @.dlock_guard AS g"
+        " WHERE at_us < (SELECT @us) - 600000000 AND NOT EXISTS (SELECT FROM @.dlock_name AS n"
+        " WHERE n.name = g.name AND n.until_us > (SELECT @us)) LIMIT 500 FOR UPDATE SKIP LOCKED)"
+    )
     #: Remove the names of a range that nothing has used for ten minutes. Their tokens must not be issued again.
     remove_names = (
-        "WITH gone AS (DELETE FROM @.dlock_name WHERE name IN (SELECT name FROM @.dlock_name WHERE name > %s"
+        "WITH gone AS (DELETE FROM @.dlock_name WHERE name IN (SELECT n.name FROM @.dlock_name AS n WHERE n.name > %s"
         " AND name <= %s AND until_us < (SELECT @us) - 600000000 AND since_us < (SELECT @us) - 600000000"
-        " AND sweep_us IS NULL FOR UPDATE SKIP LOCKED) RETURNING token)"
+        " AND sweep_us IS NULL AND NOT EXISTS (SELECT FROM @.dlock_guard AS g WHERE g.name = n.name)"
+        " FOR UPDATE SKIP LOCKED) RETURNING token)"
         " UPDATE @.dlock_meta SET v = greatest(v, (SELECT max(token) FROM gone)) WHERE k = 'token_floor'"
         " AND EXISTS (SELECT FROM gone)"
     )

@@ -56,6 +56,15 @@ CREATE TABLE dlock_mark (
 CREATE INDEX dlock_mark_until ON dlock_mark (until_us);
 CREATE INDEX dlock_mark_run ON dlock_mark (name, key) WHERE kind = 'run';
 
+-- One row for each fencing token with which a body has guarded a transaction of its own. That transaction locks the row.
+-- The lock of the name itself would block the renewals of the lease.
+CREATE TABLE dlock_guard (
+    name text COLLATE "C",
+    token bigint,
+    at_us bigint NOT NULL,
+    PRIMARY KEY (name, token)
+);
+
 -- Calls that wait for a release, each until its process has not asked for a few seconds.
 CREATE TABLE dlock_call (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -65,4 +74,6 @@ CREATE TABLE dlock_call (
 );
 CREATE INDEX dlock_call_line ON dlock_call (name, id);
 
-INSERT INTO dlock_meta (k, v) VALUES ('schema_version', 1), ('token_floor', 0);
+INSERT INTO dlock_meta (k, v) VALUES ('schema_version', 1), ('token_floor', 0),
+    -- Tells these tables from those of another database.
+    ('store_id', ('x' || left(md5(random()::text || clock_timestamp()::text), 15))::bit(60)::bigint);
