@@ -81,6 +81,7 @@ _FIRST: Final = "it looks at an answer that only the first copy of a command can
 NOT_RESENT: Final[Mapping[str, str]] = dict.fromkeys(
     (
         "test_claims::test_a_message_that_ends_leaves_the_claim_of_its_own_retry",
+        "test_control_actions::TestAudit",
         "test_control_actions::TestHold",
         "test_control_actions::TestRelease",
         "test_queue_grants::test_wake_up_of_an_ended_grant_reaches_the_caller_that_waits",

@@ -65,7 +65,7 @@ local duplicate_possible = AGAIN and may_be_copied == '1'
 local inherited_notify, has_waiters, replaceable, previous_run, outcome_unknown = nil, false, false, nil, false
 
 if holder or abandoned or finished_at or ONCE or QUARANTINE then
-  -- @include time acquisition holder lifetime run_mark quarantine expiry conflict
+  -- @include time acquisition holder run_mark quarantine expiry conflict
 
   local now = tonumber(since)
   if rank == '-' then
@@ -79,7 +79,7 @@ if holder or abandoned or finished_at or ONCE or QUARANTINE then
   end
 
   -- keep_on_retry: an earlier run has reserved the lock for its retry, and this message is that retry.
-  local reserved = MESSAGE and holder == reservation_for(identity)
+  local reserved = MESSAGE and holder == RESERVED .. identity
 
   local function drop_reservation()
     -- If the lock has waiters, do not delete it: a sweep grants it when the reservation expires.

@@ -81,7 +81,7 @@ else
 end
 local highest_token, abandoned, finished_at, run_mark = marks[1], marks[2], marks[3], marks[4]
 
--- @include time acquisition holder lifetime run_mark quarantine wake place message grant ended_grant unpublished_grant
+-- @include time acquisition holder run_mark quarantine wake place message grant ended_grant unpublished_grant
 -- @include expiry full_memory conflict
 
 local now = server_time_us()
@@ -112,8 +112,8 @@ if sent_us ~= '0' then
 end
 
 -- keep_on_retry: an earlier run has reserved the lock for its retry, and this message is that retry.
-local reserved = holder == reservation_for(identity)
-local granted = holder == grant_to(identity)
+local reserved = holder == RESERVED .. identity
+local granted = holder == GRANT .. identity
 
 -- Remove this message from the queue. If the lock is granted to it or reserved for it, grant the next waiter.
 local function end_waiting()
@@ -193,7 +193,7 @@ end
 local held, runs_already = holder and not (reserved or granted), false
 if held then
   repair_expiry()
-  local related = kind_of(holder) ~= 'grant' and redis.call('HMGET', lock, 'identity', 'reserved_for')
+  local related = string.sub(holder, 1, #GRANT) ~= GRANT and redis.call('HMGET', lock, 'identity', 'reserved_for')
   runs_already = related and related[1] == identity
   if related and ((runs_already and (park_duplicate ~= '1' or message == '')) or related[2] == identity) then
     -- This message is a duplicate of the holder's message, or the holder's retry (keep_on_retry).
@@ -323,7 +323,12 @@ if duplicate_possible or reserved then
   redis.call('HDEL', dead, identity)
 end
 if duplicate_possible or reserved or first_waiter[1] then
-  has_waiters = index_queue(now + ttl_ms * 1000)
+  has_waiters = redis.call('EXISTS', waiting, delayed, messages) > 0
+  if has_waiters then
+    redis.call('ZADD', queues, decimal(now + ttl_ms * 1000), lock_name)
+  else
+    redis.call('ZREM', queues, lock_name)
+  end
 end
 if duplicate_possible or reserved then
   redis.call('DEL', lock)

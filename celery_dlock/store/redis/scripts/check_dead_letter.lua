@@ -8,11 +8,11 @@
 -- @reply first line of its message: task name and task id as JSON
 -- @reply 0  there is no such dead letter
 
--- @include time message
+-- @include message
 
 local message = redis.call('HGET', dead, identity)
 if not message then
   redis.call('ZREM', dead_letters, identity .. ' ' .. lock_name)
   return 0
 end
-return first_line(message)
+return string.match(message, FIRST_LINE)

@@ -20,7 +20,7 @@
 --
 -- A waiter of the policy "queue" has the name too, without a claim.
 
--- @include time acquisition holder expiry message lifetime
+-- @include time acquisition holder_kind holder expiry message lifetime
 
 local first = redis.call('HMGET', claim, 'id', 'task', 'node', 'since', 'generation', 'attempt')
 local number = tonumber(generation)

@@ -12,7 +12,7 @@
 
 -- @include time acquisition
 
-if redis.call('HGET', lock, 'acq') ~= grant_to(identity) then
+if redis.call('HGET', lock, 'acq') ~= GRANT .. identity then
   return 0
 end
 local now = server_time_us()

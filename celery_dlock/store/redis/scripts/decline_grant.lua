@@ -16,7 +16,7 @@
 
 local holder, since, published, foreign_since =
   unpack(redis.call('HMGET', lock, 'acq', 'since', 'published', 'foreign'))
-if holder ~= grant_to(identity) or since ~= grant_id or published then
+if holder ~= GRANT .. identity or since ~= grant_id or published then
   return 0
 end
 local now = decimal(server_time_us())

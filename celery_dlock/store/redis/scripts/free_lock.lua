@@ -19,7 +19,7 @@
 -- @reply {"kept"}  it is kept on purpose
 -- @reply {"fresh"}  the lease was renewed within half its ttl
 
--- @include time acquisition wake full_memory message grant unpublished_grant
+-- @include time acquisition holder_kind wake full_memory message grant unpublished_grant
 
 local holder, current_token, since, notify, ttl, due =
   unpack(redis.call('HMGET', lock, 'acq', 'token', 'since', 'notify', 'ttl', 'due'))

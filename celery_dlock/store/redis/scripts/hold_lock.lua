@@ -15,7 +15,7 @@
 --
 -- A pending hold is the fields operator, reason and asked, and a min_hold up to the end of the hold. lib/release does the rest.
 
--- @include time acquisition expiry
+-- @include time acquisition holder_kind expiry
 
 local holder, since, token, due, min_hold, waiter, rank, notify =
   unpack(redis.call('HMGET', lock, 'acq', 'since', 'token', 'due', 'min_hold', 'identity', 'rank', 'notify'))

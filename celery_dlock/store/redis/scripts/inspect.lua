@@ -7,9 +7,12 @@
 
 -- @include time holder expiry
 
-if redis.call('HEXISTS', lock, 'acq') == 0 then
+local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id',
+                         'process')
+if not found[1] then
   return {}
 end
 -- A caller that polls until the lock is free must not poll for ever.
 repair_expiry()
-return with_holder()
+return {found[1], found[2], found[3], found[4] or found[3], found[5] or '', found[6] or '1',
+        remaining_ms(), found[7], found[8], node_and_pid(found[9])}

@@ -18,7 +18,7 @@ local answer, newest = {count_waiters()}, redis.call('HGET', debounced, 'identit
 local function add_waiter(identity, rank, state, due)
   local message = redis.call('HGET', messages, identity)
   if message and #answer < 5 * limit then
-    for _, value in ipairs({identity, shown_place(rank), state, due, first_line(message)}) do
+    for _, value in ipairs({identity, shown_place(rank), state, due, string.match(message, FIRST_LINE)}) do
       answer[#answer + 1] = value
     end
   end

@@ -68,7 +68,7 @@ if REPLACE and ours and body_ended == '1' then
 end
 
 -- The lease was lost, and the lock was granted to a copy of this message. The message has finished: end the grant.
-local ended_grant = final and holder == grant_to(identity)
+local ended_grant = final and holder == GRANT .. identity
 if final then
   remove_from_queue(identity)
 end

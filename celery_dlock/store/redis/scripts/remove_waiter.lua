@@ -22,7 +22,7 @@
 -- @include time acquisition wake message grant ended_grant unpublished_grant dead_letter
 
 local holder, holder_identity, notify = unpack(redis.call('HMGET', lock, 'acq', 'identity', 'notify'))
-local granted = holder == grant_to(identity)
+local granted = holder == GRANT .. identity
 if holder_identity == identity and not granted then
   -- The message runs, so the parked one was a duplicate. Leave the lock alone.
   return {'', '', '', ''}

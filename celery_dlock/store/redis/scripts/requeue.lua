@@ -12,7 +12,7 @@
 -- @reply 1  it is in the queue
 -- @reply 0  there is no such dead letter
 
--- @include time message
+-- @include time parked_rank
 
 local message = redis.call('HGET', dead, identity)
 if not message then

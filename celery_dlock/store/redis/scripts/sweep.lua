@@ -23,7 +23,7 @@
 --   The lost grant is an identity. A second copy of the command does not name it.
 --   The dead letter is an identity, followed by " foreign" if no worker of its broker published it
 
--- @include time acquisition wake message grant ended_grant dead_letter expiry full_memory places
+-- @include time acquisition wake message grant ended_grant dead_letter expiry full_memory parked_rank places
 
 local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since',
                          'dead_letter', 'foreign', 'notify')
@@ -40,8 +40,11 @@ end
 if holder and not due then
   repair_expiry()
   -- A lease, not a grant: visit the lock again when the lease has expired.
-  if index_queue(now + math.max(0, redis.call('PTTL', lock)) * 1000) then
+  if redis.call('EXISTS', waiting, delayed, messages) > 0 then
     redis.call('HSET', lock, 'has_waiters', '1')
+    redis.call('ZADD', queues, decimal(now + math.max(0, redis.call('PTTL', lock)) * 1000), lock_name)
+  else
+    redis.call('ZREM', queues, lock_name)
   end
   return nothing
 end

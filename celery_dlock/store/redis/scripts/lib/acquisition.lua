@@ -1,19 +1,7 @@
--- lib/acquisition: the kind of holder that the field acq of a lock names, as in store/acquisition.py.
+-- lib/acquisition: how the field acq of a lock begins for each kind of holder, as in store/acquisition.py.
 --
--- An owner has a body, and its text is the owner's id and a number. The other texts are read and written only here.
+-- An owner has a body, and its text is the owner's id and a number. Constants instead of functions, because each run of a
+-- script creates its closures again.
 
-local KEPT = 'kept'
-
-local function grant_to(identity)
-  return 'grant:' .. identity
-end
-
-local function reservation_for(identity)
-  return 'reserved:' .. identity
-end
-
--- Return "owner", "grant", "min_hold", "keep_on_retry" or "operator".
-local function kind_of(acquisition)
-  local kinds = {[KEPT] = 'min_hold', ['grant:'] = 'grant', ['reserved:'] = 'keep_on_retry', ['operator:'] = 'operator'}
-  return kinds[acquisition] or kinds[string.match(acquisition, '^%a+:') or ''] or 'owner'
-end
+-- GRANT is followed by the identity of the waiter, RESERVED by that of the retry, OPERATOR by user and host.
+local KEPT, GRANT, RESERVED, OPERATOR = 'kept', 'grant:', 'reserved:', 'operator:'

@@ -39,7 +39,7 @@ else
   end
   local due, last = now + debounce_ms * 1000, now + debounce_max_ms * 1000
   -- A granted call is about to start, so it is not replaced.
-  local evicted = newest_message and holder ~= grant_to(newest) and newest or nil
+  local evicted = newest_message and holder ~= GRANT .. newest and newest or nil
   if evicted then
     last = tonumber(due_at_last)
     due = math.max(due, tonumber(redis.call('ZSCORE', delayed, newest) or 0))

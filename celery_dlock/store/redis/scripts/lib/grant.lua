@@ -39,16 +39,6 @@ local function schedule_next_sweep()
   end
 end
 
--- If calls may wait, have the queue swept at `due` (us), else drop its name from the index. Return whether they may.
-local function index_queue(due)
-  if redis.call('EXISTS', waiting, delayed, messages) > 0 then
-    redis.call('ZADD', queues, decimal(due), lock_name)
-    return true
-  end
-  redis.call('ZREM', queues, lock_name)
-  return false
-end
-
 -- Grant the lock, which is free or ends now. Return the waiter's identity, its message, and the grant's id, or nil if no call waits.
 -- The id is the time of the grant. Only the copy that was published for this grant may take the lock. A copy of an
 -- earlier grant may still be at the broker, or the broker may have lost it.
@@ -67,7 +57,7 @@ local function grant_next(now, granter)
       local task_name, task_id = task_of(message)
       redis.call('ZADD', queues, due, lock_name)
       redis.call('DEL', lock)
-      redis.call('HSET', lock, 'acq', grant_to(waiter), 'identity', waiter, 'token', '0', 'count', '0',
+      redis.call('HSET', lock, 'acq', GRANT .. waiter, 'identity', waiter, 'token', '0', 'count', '0',
                  'since', grant_id, 'task', task_name, 'id', task_id, 'process', '',
                  'rank', first[2], 'due', due, 'granter', granter, 'has_waiters', '1')
       redis.call('ZREM', waiting, waiter)

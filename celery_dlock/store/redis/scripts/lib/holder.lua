@@ -16,16 +16,3 @@ local function node_and_pid(process)
   local node, pid = string.match(process or '', '^(.*) (%d+)$')
   return node or '', pid or '0'
 end
-
--- Return the given values, and behind them: acquisition, identity, token, since_us, releasing, count, left_ms, task, id,
--- node, pid.
-local function with_holder(...)
-  local found = redis.call('HMGET', lock, 'acq', 'identity', 'token', 'since', 'releasing', 'count', 'task', 'id',
-                           'process')
-  local answer = {...}
-  for _, value in ipairs({found[1], found[2], found[3], found[4] or found[3], found[5] or '', found[6] or '1',
-                          remaining_ms(), found[7], found[8], node_and_pid(found[9])}) do
-    answer[#answer + 1] = value
-  end
-  return answer
-end

@@ -1,6 +1,6 @@
 -- lib/places: give its place back to a message that has none.
 -- @uses waiting messages delayed
--- @after time message
+-- @after time parked_rank
 --
 -- The scripts keep a place for each stored message (lib/grant). But an operator may have deleted a sorted set, because
 -- another program had overwritten it. Without a place, a message would never be granted the lock.

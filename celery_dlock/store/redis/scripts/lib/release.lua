@@ -46,7 +46,7 @@ local function free_or_hold()
       redis.call('HSET', lock, 'acq', operator, 'identity', '', 'ttl', decimal(hold_ms), 'task', '', 'id', '', 'token',
                  '0', 'since', decimal(server_time_us()), 'process', (redis.call('HGET', lock, 'reason') or '') .. ' 0')
     else
-      redis.call('HSET', lock, 'acq', RESERVE and reservation_for(reserved_for) or KEPT, 'identity', '', 'ttl',
+      redis.call('HSET', lock, 'acq', RESERVE and RESERVED .. reserved_for or KEPT, 'identity', '', 'ttl',
                  decimal(hold_ms))
     end
     redis.call('HDEL', lock, 'releasing', 'dup', 'min_hold', 'reserved_for', 'operator', 'reason', 'asked')

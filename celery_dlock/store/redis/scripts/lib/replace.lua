@@ -80,7 +80,7 @@ elseif stopped_by or started_later or held or preceded or newest_message then
   redis.call('HSET', messages, identity, message)
   redis.call('HDEL', dead, identity)
   -- A granted call that finds this newer one ends itself.
-  local evicted = newest_message and holder ~= grant_to(newest) and newest or nil
+  local evicted = newest_message and holder ~= GRANT .. newest and newest or nil
   if evicted then
     await_end(newest, newest_rank, task_id)
     redis.call('HSET', messages, identity .. ':evicted', newest)

@@ -55,17 +55,13 @@ local function message_of_waiter(other)
   return its_message and not redis.call('HGET', messages, other .. ':replaced_by') and its_message
 end
 
-local function forget_stop_request()
-  if REPLACE then
-    redis.call('HDEL', replaced, 'stop:' .. identity)
-  end
-end
-
 -- Have this call, whose grant this is, give way to a newer one.
 local function give_way(by)
   local its_message = redis.call('HGET', messages, identity)
   await_end(identity, rank, by)
-  forget_stop_request()
+  if REPLACE then
+    redis.call('HDEL', replaced, 'stop:' .. identity)
+  end
   local waiter, next_message, next_grant = grant_or_free(now, acquisition)
   keep_notify(inherited_notify, waiter)
   return parked(waiter, next_message, next_grant, identity, its_message, by)
@@ -76,7 +72,9 @@ local function park_replaced(by)
   sweep_at(now + END_WITHIN_US)
   await_end(identity, rank, by, message)
   redis.call('HDEL', dead, identity)
-  forget_stop_request()
+  if REPLACE then
+    redis.call('HDEL', replaced, 'stop:' .. identity)
+  end
   local waiter, its_message, its_grant = grant_if_free()
   return parked(waiter, its_message, its_grant, identity, message, by)
 end

@@ -1,13 +1,13 @@
 -- seats/choose: which seat an acquire asks for.
 -- @uses lock acquisition identity notify seats wake seat_limit
--- @after time acquisition wake holder expiry seats/common
+-- @after time acquisition holder_kind wake holder expiry seats/common
 
 local function is_running(seat)
   return seat.identity == identity and kind_of(seat.acq) ~= 'grant'
 end
 
 local function is_for_this(seat)
-  return seat.acq == grant_to(identity) or seat.acq == reservation_for(identity)
+  return seat.acq == GRANT .. identity or seat.acq == RESERVED .. identity
 end
 
 local function awaits_this(seat)

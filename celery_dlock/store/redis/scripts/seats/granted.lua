@@ -2,7 +2,7 @@
 -- @uses lock queues lock_name identity
 -- @after acquisition seats/common
 
-lock = seat_key(seat_where(function(seat) return seat.acq == grant_to(identity) end) or 0)
+lock = seat_key(seat_where(function(seat) return seat.acq == GRANT .. identity end) or 0)
 local earlier_due = redis.call('ZSCORE', queues, lock_name)
 local reply = on_seat()
 if earlier_due then

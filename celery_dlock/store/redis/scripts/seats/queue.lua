@@ -38,7 +38,7 @@ local function grant_for_sweep(place, granter)
   if waiter then
     redis.call('HSET', lock, 'due', decimal(now))
     earlier_due = decimal(now)
-    taken[place] = {acq = grant_to(waiter), identity = waiter, granter = granter}
+    taken[place] = {acq = GRANT .. waiter, identity = waiter, granter = granter}
     used_places = math.max(used_places, place + 1)
   end
   return waiter

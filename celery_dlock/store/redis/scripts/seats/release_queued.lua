@@ -8,7 +8,7 @@
 -- @include time acquisition full_memory message grant seats/common seats/queue
 
 local place = seat_of(acquisition) or
-  (identity ~= '' and seat_where(function(seat) return seat.acq == grant_to(identity) end)) or 0
+  (identity ~= '' and seat_where(function(seat) return seat.acq == GRANT .. identity end)) or 0
 lock = seat_key(place)
 begin_writing()
 if taken[place] and taken[place].acq == acquisition and has_waiters() then

@@ -5,7 +5,7 @@
 -- seats/common has its keys and arguments.
 -- @reply as remove_waiter
 
--- @include time acquisition message grant seats/common seats/queue
+-- @include time acquisition holder_kind message grant seats/common seats/queue
 
 local function concerns_this(seat)
   return seat.identity == identity

@@ -5,7 +5,7 @@
 -- seats/common has its keys and arguments.
 -- @reply as sweep  about that seat
 
--- @include time acquisition message grant seats/common seats/queue full_memory places
+-- @include time acquisition holder_kind message grant seats/common seats/queue full_memory parked_rank places
 
 -- Another seat may have become free since the first copy of this command. It must not hide the grant of the first copy.
 local first_place = granted_seat(granter) or 0
