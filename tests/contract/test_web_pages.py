@@ -383,7 +383,6 @@ def test_workers_page_says_why_no_worker_answers(web: TestClient) -> None:
     assert (answer.status_code, "no worker" in answer.json()["error"]) == (404, True)
 
 
-@pytest.mark.core
 def test_every_fact_of_a_lock_is_shown_by_the_command_the_dashboard_and_json(
     web: TestClient, store: RedisStore, run: Run, operated: Celery
 ) -> None:
