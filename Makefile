@@ -155,13 +155,14 @@ lane-newest: venv-newest
 test-servers: .venv/.ready
 	tools/install-servers
 	.venv/$(INSTALL) --no-deps --require-hashes -r requirements/browser.txt
-	$(RUN) $(BIN)/python -q -m servers
-	$(MAKE) --no-print-directory test-slow
+	$(RUN) $(BIN)/python -q -m 'servers and not slow'
+	$(MAKE) --no-print-directory test-slow SLOW=slow
 
 # Each test goes to a process that is free, in the order of tests/conftest.py: the longest ones are alone in their files.
 test-slow: DIST = load --maxschedchunk=1
+test-slow: SLOW = slow and not servers
 test-slow: .venv/.ready
-	$(RUN) $(BIN)/python $(PYTEST) -q -m 'slow and not servers'
+	$(RUN) $(BIN)/python $(PYTEST) -q -m '$(SLOW)'
 
 # The proof of a backend of the engine: contract, random histories and stateful tests, three ways.
 BACKEND = memory

@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 
 from celery_dlock.store.location import StoreLocation
 from tests.contract.histories import History, Step, steps
-from tests.contract.two_backends import TwoBackends
+from tests.contract.two_backends import MOST_HISTORIES, TwoBackends
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1200)]
 
@@ -35,7 +35,7 @@ def backend(mariadb_url: str) -> Iterator[MySQLBackend]:
 
 @pytest.mark.invariant("stores-agree")
 @pytest.mark.parametrize("fast", [False, True], ids=["rules", "plain paths"])
-@pytest.mark.parametrize("histories", [40, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("histories", [40, pytest.param(MOST_HISTORIES, marks=pytest.mark.slow)])
 def test_mariadb_and_memory_agree_on_random_histories(backend: MySQLBackend, histories: int, *, fast: bool) -> None:
     @settings(max_examples=histories, phases=[Phase.generate])
     @given(steps(80))

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import redis
@@ -22,6 +22,13 @@ from tests.support.servers import Server
 
 #: Parts of 500 histories in the slow form; `make histories` runs 20.
 PARTS = int(os.environ.get("DLOCK_TEST_HISTORY_PARTS", "3"))
+FAULTS: Final = {BACKEND: None, f"{BACKEND}-conflicts": conflict, f"{BACKEND}-lost-replies": lost_reply}
+#: The number of histories, and the fault. The slow form has one part with each fault, and the others without one.
+HISTORIES: Final = [
+    *(pytest.param(60, fault, id=way) for way, fault in FAULTS.items()),
+    *(pytest.param(500, fault, marks=pytest.mark.slow, id=f"{way}-slow") for way, fault in FAULTS.items()),
+    *(pytest.param(500, None, marks=pytest.mark.slow, id=f"{BACKEND}-part{part}") for part in range(1, PARTS)),
+]
 
 
 def run(server: Server, client: redis.Redis, history: list[Step], fault: Fault | None = None) -> None:
@@ -34,12 +41,7 @@ def run(server: Server, client: redis.Redis, history: list[Step], fault: Fault |
 
 @pytest.mark.invariant("stores-agree")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "fault", [None, conflict, lost_reply], ids=[BACKEND, f"{BACKEND}-conflicts", f"{BACKEND}-lost-replies"]
-)
-@pytest.mark.parametrize(
-    "histories", [60, *(pytest.param(500, marks=pytest.mark.slow, id=f"part{part}") for part in range(PARTS))]
-)
+@pytest.mark.parametrize(("histories", "fault"), HISTORIES)
 def test_memory_and_scripts_agree_on_random_histories(
     clean_server: Server, histories: int, fault: Fault | None
 ) -> None:

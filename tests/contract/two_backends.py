@@ -3,6 +3,7 @@
 Both have a clock that the test moves. That of the SQL store is a row.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,7 +15,10 @@ from celery_dlock.store.rules.data import Head
 from tests.contract.histories import NAMES
 from tests.contract.two_stores import START_US, same
 
-__all__ = ["TwoBackends"]
+__all__ = ["MOST_HISTORIES", "TwoBackends"]
+
+#: The number of histories of the slow form.
+MOST_HISTORIES: Final = int(os.environ.get("DLOCK_TEST_SQL_HISTORIES", "100"))
 
 _TABLES: Final = "dlock_name", "dlock_waiter", "dlock_mark", "dlock_call"
 
