@@ -21,6 +21,7 @@ from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Acquired, Renewal
 from tests.contract.helpers import NAME, TTL, request_of
+from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.servers, pytest.mark.invariant("guarded-writes-are-never-late")]
 
@@ -151,6 +152,57 @@ def test_guard_is_refused_where_it_would_prove_nothing(store: EngineStore, user:
     elsewhere = postgresql.rpartition("/")[0] + "/elsewhere"
     with psycopg.connect(elsewhere) as connection, pytest.raises(GuardRefused, match="not in the database"):
         store.guard(NAME, "a.1", connection)
+
+
+class Autocommitting:
+    """Looks like an open transaction, as a connection of SQLAlchemy with the isolation level AUTOCOMMIT does."""
+
+    in_atomic_block = True
+
+    def __init__(self, connection: Any) -> None:
+        self.cursor = connection.cursor
+
+
+def test_guard_notices_that_each_statement_is_a_transaction(store: EngineStore, user: Any) -> None:
+    take(store, "a.1")
+    with pytest.raises(GuardRefused, match="no transaction is open"):
+        store.guard(NAME, "a.1", Autocommitting(user))
+
+
+DJANGO = """
+import sys
+from urllib.parse import urlsplit
+import django
+from django.conf import settings
+from django.db import connection, transaction
+from tests.contract.test_guard import NAME, GuardRefused, ReleaseRequest, StoreBusy, a_store, take
+
+place = urlsplit(sys.argv[1])
+database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres"}
+settings.configure(DATABASES={"default": {**database, "HOST": place.hostname, "PORT": place.port}})
+django.setup()
+store = a_store(sys.argv[2], timeout=0.3)
+take(store, "a.1")
+try:
+    store.guard(NAME, "a.1", connection)
+except GuardRefused:
+    print("refused")
+with transaction.atomic():
+    print(store.guard(NAME, "a.1", connection))
+    store.release(NAME, "a.1", ReleaseRequest())
+    try:
+        take(store, "b.1")
+    except StoreBusy:
+        print("busy")
+take(store, "b.1")
+print("taken")
+"""
+
+
+def test_transaction_of_django_is_guarded(postgresql: str, postgresql_url: str) -> None:
+    run = [sys.executable, "-c", DJANGO, postgresql, postgresql_url]
+    output = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert output.split() == ["refused", "True", "busy", "taken"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,12 @@ from typing import Any
 
 from ...errors import GuardRefused
 
-__all__ = ["UserTransaction"]
+__all__ = ["NO_TRANSACTION", "UserTransaction"]
+
+NO_TRANSACTION = (
+    "no transaction is open, so the guard would end at once: call guard() inside of one, such as "
+    "`with transaction.atomic():` of Django, or `with connection.transaction():` of psycopg"
+)
 
 
 class UserTransaction:
@@ -24,10 +29,7 @@ class UserTransaction:
     def __init__(self, connection: Any) -> None:
         driver, is_open = _opened(connection)
         if not is_open:
-            raise GuardRefused(
-                f"no transaction is open on {connection!r}: call guard() inside of one, such as "
-                "`with transaction.atomic():` of Django, or `with connection.transaction():` of psycopg"
-            )
+            raise GuardRefused(NO_TRANSACTION)
         self._driver = driver
 
     def ask(self, statement: str, values: Sequence[Any] = ()) -> Any:

@@ -15,7 +15,7 @@ from ...base import NO_GUARD, ReleaseListener
 from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
 from ..backend import Lease, SQLBackend
-from ..guard import UserTransaction
+from ..guard import NO_TRANSACTION, UserTransaction
 from ..rows import Row
 from ..session import SQLSession
 from .connection import Connection, ConnectionPool
@@ -65,23 +65,27 @@ class PostgreSQLBackend(SQLBackend):
 
         def guard(name: LockName, token: int) -> bool:
             # All of these come after the commit of the guard, so that the snapshot of the transaction has it.
-            here, read_only = user.ask(self.sql.can_guard) or (False, False)
+            here, read_only, began = user.ask(self.sql.can_guard)
             # Two databases may both have such tables.
             if not here or user.ask(self.sql.store_id) != self._ask(self.sql.store_id)[0]:
                 raise GuardRefused(NO_GUARD)
             if read_only:
                 raise GuardRefused("a transaction that is read-only, or on a replica, cannot be guarded")
-            return self._lock_guard(user, self.key(name), token)
+            return self._lock_guard(user, self.key(name), token, began)
 
         return guard
 
-    def _lock_guard(self, user: UserTransaction, key: str, token: int) -> bool:
+    def _lock_guard(self, user: UserTransaction, key: str, token: int, began: object) -> bool:
         try:
-            if user.ask(self.sql.lock_guard, (key, token)) is not None:
-                return True
+            locked = user.ask(self.sql.lock_guard, (key, token))
         except Exception as error:
             if getattr(error, "sqlstate", getattr(error, "pgcode", None)) != _SERIALIZATION_FAILURE:
                 raise
+            locked = None
+        if locked is not None:
+            if locked[0] != began:
+                raise GuardRefused(NO_TRANSACTION)
+            return True
         if self._ask(self.sql.has_guard, (key, token)):
             raise GuardRefused(
                 "this transaction began before its guard: under REPEATABLE READ or SERIALIZABLE, call guard() before "

@@ -82,9 +82,10 @@ class Statements:
     store_id = "SELECT v FROM @.dlock_meta WHERE k = 'store_id'"
     can_guard = (
         "SELECT to_regclass('@.dlock_guard') IS NOT NULL,"
-        " pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
+        " pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, now()"
     )
-    lock_guard = "SELECT token FROM @.dlock_guard WHERE name = %s AND token = %s::bigint FOR SHARE"
+    #: ``now()`` is the start of the transaction: if it differs from that of :attr:`can_guard`, each statement is one.
+    lock_guard = "SELECT now() FROM @.dlock_guard WHERE name = %s AND token = %s::bigint FOR SHARE"
 
     # A wake-up that no call waits for is kept: the next call that begins to wait takes it.
     keep_wake = (
