@@ -272,7 +272,9 @@ class RedlockStore(LockStore):
             on_skipped=lambda member: member.acquire_not_sent(acquisition),
             settle=SETTLE,
         )
-        return outcome(replies) or NoMajority(), replies
+        answer = outcome(replies)
+        # Not "or": an answer without fields is an empty tuple, which is false.
+        return NoMajority() if answer is None else answer, replies
 
     def _agree(
         self,

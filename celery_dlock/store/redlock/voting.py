@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from ..holder_model import Holder
-from ..model import Acquired, Duplicate, Held, Refusal, Unknown, Used
+from ..model import Acquired, Duplicate, Held, Refusal, Tombstoned, Unknown, Used
 from ..operator_model import RunView
 
 __all__ = ["NoMajority", "Outcome", "agreed_seed", "best_known", "majority_holder", "majority_of", "outcome", "renewed"]
@@ -40,6 +40,8 @@ def outcome(answers: Collection[Acquired | Refusal], pending: int, servers: int)
     A conflict with a holder needs a majority that names the same holder. A lock on a minority may be left over from an
     owner that lost its vote and died. That lock must not make other calls skip.
 
+    Tombstones on a majority are final: this acquisition can win no more. Tombstones on a minority leave it a majority.
+
     Args:
         answers: Replies of the servers that answered.
         pending: Number of servers that may still answer.
@@ -55,6 +57,9 @@ def outcome(answers: Collection[Acquired | Refusal], pending: int, servers: int)
             seed=max((one.seed for one in won), key=_agreement_token),
             after_crash=any(one.after_crash for one in won),
         )
+    abandoned = sum(isinstance(answer, Tombstoned) for answer in answers)
+    if abandoned >= majority:
+        return Tombstoned()
     if len(answers) >= majority:
         for kind in _FACTS:
             if facts := [answer for answer in answers if isinstance(answer, kind)]:
@@ -63,7 +68,7 @@ def outcome(answers: Collection[Acquired | Refusal], pending: int, servers: int)
     holder, named = majority_holder([answer.holder for answer in refused])
     if holder is not None and named >= majority:
         return Held(holder, any(one.same_message for one in refused), max(one.rank_us or 0 for one in refused))
-    if pending and (len(answers) < majority or max(len(won), named) + pending >= majority):
+    if pending and (len(answers) < majority or max(len(won), named, abandoned) + pending >= majority):
         return None
     return NoMajority()
 
