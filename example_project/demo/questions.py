@@ -9,7 +9,7 @@ from celery.bin.celery import celery
 from example_project.demo.history import Fact
 
 APP = "example_project.shop"
-SHOWN = 12  # most lines to print of one answer
+SHOWN = 14  # most lines to print of one answer
 
 
 class _Terminal(io.StringIO):

@@ -101,10 +101,18 @@ class _Losses(WatchdogHooks):
 class Party:
     """One process's lock client and watchdog, with short timeouts, and all that listeners received.
 
-    The watchdog's thread runs only where the lock client wakes it: after an acquire, or a release that failed.
+    The watchdog's thread runs only where the lock client wakes it: after an acquire, or a release that failed. It
+    reports to `hooks`; without them, the texts of the losses are in `lost`.
     """
 
-    def __init__(self, url: str | list[str], *, timeout: float = 0.5, durability: Durability = PRIMARY) -> None:
+    def __init__(
+        self,
+        url: str | list[str],
+        *,
+        timeout: float = 0.5,
+        durability: Durability = PRIMARY,
+        hooks: WatchdogHooks | None = None,
+    ) -> None:
         self.told: list[Event] = []
         places = locations_from_settings(url, {})
         self.store = open_store(places, timeout=timeout, prefix="dlock", durability=durability)
@@ -113,7 +121,7 @@ class Party:
         listeners.add(self.told.append)
         self.lost: list[str] = []
         kept = open_store(places, timeout=timeout, prefix="dlock", durability=durability)
-        self.watchdog = Watchdog({timeout: kept}, SystemClock(), _Losses(self.lost))
+        self.watchdog = Watchdog({timeout: kept}, SystemClock(), hooks or _Losses(self.lost))
         source = LocalLeaseSource(self.lease_table, lambda record, released: None)
         self.lease_table.wake = lambda: self.watchdog.watch(source)
         self.lock_client = LockClient(self.store, self.lease_table, SystemClock(), listeners)

@@ -51,6 +51,8 @@ class Machine(RuleBasedStateMachine):
         #: The messages whose worker knows that they are parked, and does not know of an end.
         self.owed: list[set[str]] = [set(), set()]
         self.last: Callable[[], object] | None = None
+        #: The name that each acquisition is of.
+        self.sent: dict[str, int] = {}
 
     def teardown(self) -> None:
         if hasattr(self, "target"):
@@ -73,6 +75,7 @@ class Machine(RuleBasedStateMachine):
     # Commands
 
     def send(self, name: int, ask: Ask) -> None:
+        self.sent.setdefault(ask.acquisition, name)
         keys = self.keys[name]
         request = AcquireRequest(
             Requester("t", ask.task_id, "n", "1"),
@@ -163,7 +166,8 @@ class Machine(RuleBasedStateMachine):
         return next(f"{who}{n}" for n in (0, 1) for who in PEOPLE if Identity(f"{who}{n}").digest == identity)
 
     def is_of(self, ask: Ask, name: int) -> bool:
-        return not ask.task_id or ask.task_id.endswith(str(name))
+        """An acquisition is of one name, so no other name's lock is released with it."""
+        return self.sent[ask.acquisition] == name
 
     @staticmethod
     def pick(stamps: list[Stamp], number: int | None) -> Stamp | None:

@@ -19,9 +19,11 @@ from celery_dlock import runtime
 from celery_dlock.errors import ReplyTimeout, StoreUnavailable
 from celery_dlock.keys.key_spec import LockName, shared_name
 from celery_dlock.locking.client import LockClient
+from celery_dlock.locking.events import Loss
 from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_table import LeaseRecord
 from celery_dlock.locking.owner import OwnerContext
+from celery_dlock.locking.watchdog import WatchdogHooks
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Grant, Held, Identity, Requester
@@ -37,15 +39,21 @@ from tests.support.stores import name_in, store_at
 from tests.support.topologies import ClusterSet
 
 
+class _TimedLosses(WatchdogHooks):
+    def __init__(self) -> None:
+        self.losses: dict[LockName, tuple[str, float]] = {}
+
+    def lost(self, record: LeaseRecord, reason: Loss) -> None:
+        self.losses[record.name] = reason.text, time.monotonic()
+
+
 class Keeping(Party):
     """Holds leases, and notes which were called lost, why, and when."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, timeout=0.4)
-        self.losses: dict[LockName, tuple[str, float]] = {}
-
-    def _lost(self, slot: LeaseRecord, reason: str) -> None:
-        self.losses[slot.name] = reason, time.monotonic()
+        hooks = _TimedLosses()
+        super().__init__(url, timeout=0.4, hooks=hooks)
+        self.losses = hooks.losses
 
     def hold(self, names: list[LockName], ttl: float) -> dict[LockName, Lease]:
         return {name: self.acquire(name, context=self.new_context(), ttl=ttl) for name in names}

@@ -35,6 +35,6 @@ def test_readme_links_in_the_wheel_lead_into_the_repository(tmp_path: Path) -> N
     assert [link for link in relative if not (ROOT / link.partition("#")[0]).exists()] == []
     links = re.findall(r"\]\(([^)]+)\)", str(shown.get_payload()))
     # A picture needs the file itself, not the page that shows it.
-    absolute = [f"{source}/{'raw' if link.endswith('.svg') else 'blob'}/main/{link}" for link in relative]
+    absolute = [f"{source}/{'raw' if link.endswith(('.svg', '.png')) else 'blob'}/main/{link}" for link in relative]
     assert [link for link in links if link.startswith(source)] == absolute
     assert len(relative) > 20

@@ -100,8 +100,8 @@ def test_end_of_a_skipped_trace_survives_pickle_with_its_error() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert set(celery_dlock.__all__) == {
-        "CallSkipped", "DLockError", "InvalidLockOptions", "InvalidTick", "Lease", "Lock", "LockHeld", "LockLost",
-        "LockOptions", "NameUsed", "Replaced", "SingletonTask", "StoreUnavailable", "UnknownOutcome", "signals",
-        "singleton_task",
+        "CallSkipped", "DLockError", "GuardRefused", "InvalidLockOptions", "InvalidTick", "Lease", "Lock", "LockHeld",
+        "LockLost", "LockOptions", "NameUsed", "Replaced", "SingletonTask", "StoreUnavailable", "UnknownOutcome",
+        "signals", "singleton_task",
     }  # fmt: skip
     assert all(hasattr(celery_dlock, name) for name in celery_dlock.__all__)

@@ -15,7 +15,7 @@ WHERE id = :id AND fence <= :token
 
 
 def write_fenced(db, statement, **values):
-    """Raises LockLost where a newer holder has written."""
+    """Raise LockLost if a newer holder has written."""
     written = db.execute(statement, values).rowcount
     if not written:
         db.rollback()
@@ -51,7 +51,6 @@ return 1
 
 
 def set_fenced(store, key, value, token):
-    """Raises LockLost where a newer holder has written."""
     if not store.eval(SET_FENCED, 1, key, token, value):
         raise LockLost(f"a newer holder has written {key}")
 

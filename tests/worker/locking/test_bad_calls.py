@@ -214,7 +214,7 @@ class TestSettings:
         ("conf", "said"),
         [
             pytest.param({"dlock_tll": 5}, r"unknown setting 'dlock_tll'.*dlock_ttl", marks=pytest.mark.core),
-            ({"dlock_url": "mysql://u:s3cret@h/0"}, r"invalid dlock_url=.*: expected .*redis://"),
+            ({"dlock_url": "mongodb://u:s3cret@h/0"}, r"invalid dlock_url=.*: expected .*redis://"),
         ],
         ids=["unknown", "url"],
     )

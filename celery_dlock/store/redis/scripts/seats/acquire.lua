@@ -6,7 +6,7 @@
 -- @reply "token since_us rank_us seat"  acquired
 -- @reply as acquire  refused: the message concerns one seat, or no seat is free and the reply names the holder of one
 
--- @include time acquisition holder_kind wake holder expiry seats/common seats/choose
+-- @include acquisition holder_kind wake expiry seats/common seats/choose
 
 local place = related_seat() or free_seat() or busiest_seat()
 lock = seat_key(place)

@@ -6,7 +6,7 @@
 -- @reply "token since_us rank_us seat"  acquired
 -- @reply as acquire_queued  it has to wait, or it is not to run
 
--- @include time acquisition holder_kind wake holder expiry message grant seats/common seats/choose seats/queue
+-- @include time acquisition holder_kind wake expiry message grant seats/common seats/choose seats/queue
 
 -- Grant the free seats to waiters. If the limit has grown, or a lease has expired, a seat is free although calls wait.
 local function grant_free_seats()

@@ -1,6 +1,6 @@
 -- seats/choose: which seat an acquire asks for.
 -- @uses lock acquisition identity notify seats wake seat_limit
--- @after time acquisition holder_kind wake holder expiry seats/common
+-- @after acquisition holder_kind wake expiry seats/common
 
 local function is_running(seat)
   return seat.identity == identity and kind_of(seat.acq) ~= 'grant'
@@ -44,7 +44,9 @@ local function busiest_seat()
         redis.call('HSET', lock, 'notify', '1')
       end
       if place < allowed then
-        local left_ms = redis.call('HGET', lock, 'releasing') and -1 or remaining_ms()
+        local releasing, due = unpack(redis.call('HMGET', lock, 'releasing', 'due'))
+        local left_ms = due and math.max(0, due / 1000 - clock_s * 1000) or redis.call('PTTL', lock)
+        left_ms = releasing and -1 or left_ms
         if not chosen or left_ms < soonest_ms then
           chosen, soonest_ms = place, left_ms
         end
