@@ -167,7 +167,7 @@ class NotConfirmed(StoreNotReady):
 
 
 class StoreBusy(StoreNotReady):
-    """Other transactions changed the lock name again and again, until the timeout. The command had no effect."""
+    """Other transactions changed or locked the lock name until the timeout. The command had no effect."""
 
 
 class ReplyLost(StoreUnavailable):

@@ -18,7 +18,7 @@ __all__ = ["migrate"]
 def migrate(ctx: click.Context, /, *, sql: bool, check: bool) -> None:
     """Create the tables of a lock store in SQL, or bring them to the version of this release.
 
-    The user in dlock_url needs the right CREATE. Otherwise an administrator runs what --sql prints.
+    The user in dlock_url needs the right CREATE. For new tables, an administrator can run what --sql prints.
     """
     from ..errors import InvalidLockOptions, StoreRefused, StoreUnavailable  # noqa: PLC0415  # as in session
     from ..runtime import Runtime  # noqa: PLC0415

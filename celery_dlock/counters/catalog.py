@@ -148,7 +148,7 @@ METRICS: Final = (
         "of those of tasks.",
         per_task=False,
         label="command",
-        values=("acquire", "release", "renew"),
+        values=("acquire", "release", "renew", "guard"),
         bounds=_STORE,
     ),
     *(

@@ -180,4 +180,4 @@ class Line:
 
 def _no_wake_follows(holder: Holder) -> bool:
     """Return whether the lock is held, but no release will follow that wakes the next waiter."""
-    return holder.kind in ("min_hold", "keep_on_retry", "operator")
+    return holder.kind in ("min_hold", "keep_on_retry", "operator", "guard")

@@ -363,6 +363,13 @@ def end(
     """
     try:
         parked = ParkedMessage.read(entry)
+    except NewerWireVersion as newer:
+        logger.error(  # noqa: TRY400  # the traceback says nothing more
+            "cannot store the end of %s: %s; action required: publish or drop it from the dead letters with a newer "
+            "celery-dlock; %s",
+            ParkedMessage.call_in(entry), newer, reason,
+        )  # fmt: skip
+        return False
     except ValueError:
         logger.exception("cannot store the end of a parked message: %s", reason)
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 __all__ = [
+    "GUARDED",
     "KEPT",
     "OPERATOR",
     "HolderKind",
@@ -22,11 +23,14 @@ __all__ = [
 
 #: ``"owner"``: it has a lease. ``"grant"``: the lock is reserved for a waiter. ``"min_hold"`` and ``"keep_on_retry"``:
 #: the body has ended, and the option keeps the lock. ``"operator"``: an operator holds it. ``"file"``: it holds the
-#: lock file of its machine (``on_store_error="local"``), and perhaps not the lock in the store.
-HolderKind = Literal["owner", "grant", "min_hold", "keep_on_retry", "operator", "file"]
+#: lock file of its machine (``on_store_error="local"``), and perhaps not the lock in the store. ``"guard"``: its lease
+#: is over, and a transaction that it guards is still open (``lease.guard``).
+HolderKind = Literal["owner", "grant", "min_hold", "keep_on_retry", "operator", "file", "guard"]
 
 #: The acquisition of a lock that ``min_hold`` keeps.
 KEPT: Final = "kept"
+#: The acquisition of a lock that a guarded transaction keeps.
+GUARDED: Final = "guarded"
 #: Start of the owner, and of the acquisition, of an operator's hold.
 OPERATOR: Final = "operator:"
 _GRANT, _RESERVED = "grant:", "reserved:"
@@ -36,6 +40,8 @@ def kind_of(acquisition: str) -> HolderKind:
     """Return the kind of holder that an acquisition names."""
     if acquisition == KEPT:
         return "min_hold"
+    if acquisition == GUARDED:
+        return "guard"
     kinds: dict[str, HolderKind] = {_GRANT: "grant", _RESERVED: "keep_on_retry", OPERATOR: "operator"}
     return next((kind for start, kind in kinds.items() if acquisition.startswith(start)), "owner")
 
@@ -69,7 +75,7 @@ def acquisition_shown(acquisition: str, token: str, since: str) -> str:
 
 def shown_acquisition(text: str) -> tuple[str, str]:
     """Return the parts of an acquisition as operators see it: the stored text, and what follows it."""
-    if text.startswith((OPERATOR, f"{KEPT}@", _RESERVED)):
+    if text.startswith((OPERATOR, f"{KEPT}@", f"{GUARDED}@", _RESERVED)):
         acquisition, sign, detail = text.rpartition("@")
         return (acquisition, detail) if sign else (text, "")
     return text, ""

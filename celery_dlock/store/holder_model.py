@@ -34,6 +34,7 @@ class Holder:
         kind: ``"owner"``: it has a lease. ``"grant"``: a waiter to which the lock is granted. ``"min_hold"`` and
             ``"keep_on_retry"``: its body has ended, and the option keeps the lock. ``"operator"``: an operator's hold.
             ``"file"``: it holds the lock file of its machine (``on_store_error="local"``), perhaps not the lock.
+            ``"guard"``: its lease is over, and a transaction that it guards is still open.
     """
 
     task: str | None
@@ -55,6 +56,8 @@ class Holder:
             return f"{who} (by the lock file of this machine)"
         if self.kind == "operator":
             return f"operator {self.owner.removeprefix(OPERATOR)} ({self.node or 'no reason given'})"
+        if self.kind == "guard":
+            return "an earlier holder, whose guarded transaction is still open"
         if self.kind == "grant":
             return f"{self.task}[{self.task_id}] (granted, not started)"
         who = f"{self.task}[{self.task_id}]" if self.task_id else f"a Lock in process {self.pid}"

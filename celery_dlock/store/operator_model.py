@@ -49,7 +49,7 @@ class HolderView:
         ttl: The ttl of the lease in seconds; 0.0 for a grant.
         token: The fencing token; 0 for a grant or a hold.
         fresh: The lease was renewed within half its ttl, so its holder is alive.
-        kept_by: ``"min_hold"``, ``"keep_on_retry"`` or ``"operator"``; "" in another state.
+        kept_by: ``"min_hold"``, ``"keep_on_retry"``, ``"operator"`` or ``"guard"``; "" in another state.
         operator: The operator of a hold, also of one that waits for the holder's release; "" for none.
         reason: The operator's reason.
         releasing: The body has ended, and the release follows.
@@ -68,7 +68,7 @@ class HolderView:
     ttl: float
     token: int
     fresh: bool = False
-    kept_by: Literal["", "min_hold", "keep_on_retry", "operator"] = ""
+    kept_by: Literal["", "min_hold", "keep_on_retry", "operator", "guard"] = ""
     operator: str = ""
     reason: str = ""
     releasing: bool = False

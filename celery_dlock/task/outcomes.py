@@ -16,6 +16,7 @@ from ..errors import (
     LockFilesUnusable,
     LockHeld,
     NameUsed,
+    StoreBusy,
     StoreQuarantined,
     StoreUnavailable,
     UnknownOutcome,
@@ -351,10 +352,11 @@ def apply_on_store_error(run: Execution, name: LockName, error: StoreUnavailable
         StoreUnavailable: The task is to fail.
     """
     policy = run.options.on_store_error
+    if policy == "retry" or isinstance(error, StoreBusy):
+        # A store that is busy with this name is not away: a body without the lock could run beside another one.
+        _retry_uncounted(run, name, error)
     if policy == "fail":
         raise error
-    if policy == "retry":
-        _retry_uncounted(run, name, error)
     local = policy == "local"
     if local:
         try:
@@ -386,7 +388,8 @@ def leave_to_newer_worker(run: Execution, name: LockName, version: int) -> NoRet
     """Republish a message with its own header, because only a worker of a newer wire version can read that.
 
     Raises:
-        NotRepublished, Postponed, Reject, StoreUnavailable: As for :func:`apply_on_store_error`.
+        NotRepublished, Postponed, Reject: As for :func:`apply_on_store_error`.
+        DLockError: The broker did not take the message, which was acknowledged early: the task fails.
     """
     delay = NEWER_WIRE_DELAY * (0.5 + 0.5 * rng.random())
     newer = DLockError(f"left to a worker of a newer version: {NewerWireVersion(version)}")

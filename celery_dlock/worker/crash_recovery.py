@@ -117,7 +117,7 @@ class CrashRecovery:
             try:
                 record = WorkerRecord.from_text(text)
             except NewerWireVersion as newer:
-                logger.warning("cannot release the leases of an earlier worker of this name, so they end: %s", newer)
+                logger.warning("%s: a record of this name is left to newer workers: %s", self._node, newer)
                 continue
             if record is not None and record.host == self._mine.host:
                 records[worker] = record

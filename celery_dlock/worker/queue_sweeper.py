@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import StoreRefused, StoreUnavailable
 from ..keys.lock_name import BUCKETS, ONE_LOCK, LockName, task_of_name
 from ..messaging.handoff import GrantPublisher
+from ..messaging.wire import WIRE_VERSION
 from ..store.base import FOREIGN_MS
 from ..store.model import Grant
 from ..utils.background import Loop, begin_thread
@@ -187,7 +188,7 @@ class QueueSweeper:
         now = self._runtime.clock.monotonic()
         if now >= self._next_check:
             self._next_check = now + CHECK_RETRY_INTERVAL  # if the store raises
-            if not self._lease_left("look", CHECK_INTERVAL) and self._due(1, ONE_YEAR):
+            if not self._lease_left(f"look{WIRE_VERSION}", CHECK_INTERVAL) and self._due(1, ONE_YEAR):
                 self._sweeps = True
             self._next_check = now + CHECK_INTERVAL
 
@@ -199,7 +200,8 @@ class QueueSweeper:
         self._note_presence()
         pause = CLUSTER_SWEEP_INTERVAL if self._store.clustered else SWEEP_INTERVAL
         self._next_sweep = now + pause
-        left = self._lease_left("sweep", pause + LEASE_MARGIN)
+        # Workers of another wire version sweep besides: they leave each other's messages alone.
+        left = self._lease_left(f"sweep{WIRE_VERSION}", pause + LEASE_MARGIN)
         if left:
             self._failing = False
             self._next_sweep = now + left + rng.uniform(0, MAX_TAKEOVER_DELAY)

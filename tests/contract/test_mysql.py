@@ -21,20 +21,19 @@ from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Acquired, AcquireRequest, Requester
 from celery_dlock.store.rules.data import Mark
 from celery_dlock.store.sql.migrations import VERSION
+from celery_dlock.store.sql.mysql.backend import MySQLBackend
+from celery_dlock.store.sql.mysql.connection import ConnectionPool
 from celery_dlock.store.sql.pool import MOST_CONNECTIONS
+from tests.support.mariadb import ADMINISTRATOR, MariaDB, running_mariadb
+from tests.support.mysql_stores import administrator, migrated_database, own_database, url_of
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.servers
 
-pytest.importorskip("pymysql", reason="installed in the main lane only")
-from celery_dlock.store.sql.mysql.backend import MySQLBackend  # noqa: E402  # needs PyMySQL
-from celery_dlock.store.sql.mysql.connection import ConnectionPool  # noqa: E402  # also
-from tests.support.mariadb import ADMINISTRATOR, MariaDB, running_mariadb  # noqa: E402  # also
-from tests.support.mysql_stores import administrator, migrated_database, own_database, url_of  # noqa: E402  # also
-
 MODULE = """
 from celery import Celery
+
 
 app = Celery("shop", broker="memory://", set_as_current=False)
 app.conf.dlock_url = {url!r}
@@ -379,23 +378,3 @@ def test_write_session_without_a_commit_leaves_no_row(server: MariaDB, database:
         pass
     with administrator(server) as admin:
         assert admin.execute(f"SELECT * FROM {database}.dlock_name") == 0
-
-
-def test_name_unused_for_ten_minutes_is_removed_and_its_tokens_do_not_go_back(
-    server: MariaDB, database: str, backend: MySQLBackend
-) -> None:
-    with administrator(server) as admin:
-        for name in (NAME, OTHER):
-            assert isinstance(backend.acquire_plain(name, "o.1", 10_000, REQUEST), Acquired)
-        high = (1 << 62) + 5
-        admin.execute(
-            f"UPDATE {database}.dlock_name SET owner = NULL, until_us = 0, since_us = since_us - 601000000,"
-            f" token = {high} WHERE name = %s",
-            (backend.key(NAME),),
-        )
-        backend.due([7], 10, 0)
-        admin.execute(f"SELECT name FROM {database}.dlock_name")
-        assert admin.fetchall() == ((backend.key(OTHER).encode(),),)
-    taken = backend.acquire_plain(NAME, "o.2", 10_000, REQUEST)
-    assert isinstance(taken, Acquired)
-    assert taken.token == high + 1

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.sql.mysql.backend import MySQLBackend
 from tests.contract.histories import History, Step, steps
 from tests.contract.two_backends import MOST_HISTORIES, TwoBackends
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1200)]
-
-pytest.importorskip("pymysql")
-from celery_dlock.store.sql.mysql.backend import MySQLBackend  # noqa: E402  # needs PyMySQL
 
 
 class MySQLAndMemory(TwoBackends):

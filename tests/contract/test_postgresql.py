@@ -24,18 +24,17 @@ from celery_dlock.store.model import AcquireRequest, Requester
 from celery_dlock.store.rules.data import Mark
 from celery_dlock.store.sql.migrations import VERSION
 from celery_dlock.store.sql.pool import MOST_CONNECTIONS
+from celery_dlock.store.sql.postgresql.backend import PostgreSQLBackend
+from celery_dlock.store.sql.postgresql.connection import ConnectionPool
 from tests.support.polling import eventually
+from tests.support.postgresql_stores import administrator, own_schema, url_of
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.servers
 
-pytest.importorskip("psycopg", reason="installed in the main lane only")
-from celery_dlock.store.sql.postgresql.backend import PostgreSQLBackend  # noqa: E402  # needs psycopg
-from celery_dlock.store.sql.postgresql.connection import ConnectionPool  # noqa: E402  # also
-from tests.support.postgresql_stores import administrator, own_schema, url_of  # noqa: E402  # also
-
 MODULE = """
 from celery import Celery
+
 
 app = Celery("shop", broker="memory://", set_as_current=False)
 app.conf.dlock_url = {url!r}

@@ -8,13 +8,11 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from celery_dlock.store.location import StoreLocation
+from celery_dlock.store.sql.postgresql.backend import PostgreSQLBackend
 from tests.contract.histories import History, Step, steps
 from tests.contract.two_backends import MOST_HISTORIES, TwoBackends
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1200)]
-
-pytest.importorskip("psycopg", reason="installed in the main lane only")
-from celery_dlock.store.sql.postgresql.backend import PostgreSQLBackend  # noqa: E402  # needs psycopg
 
 
 class PostgreSQLAndMemory(TwoBackends):

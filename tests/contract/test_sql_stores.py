@@ -3,26 +3,27 @@
 import random
 import threading
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
+from celery_dlock.store.engine.backend import Wanted
 from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
-from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Renewal
+from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Parked, QueueRequest, Renewal
 from tests.contract.helpers import NAME, TTL, request_of
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.servers
 
-DRIVERS = {"postgresql": "psycopg", "mariadb": "pymysql"}
+OTHER = LockName(f"other:{'2' * 32}", NAME.bucket)
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=["postgresql", "mariadb"])
 def url(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip(DRIVERS[request.param], reason="installed in the main lane only")
     return str(request.getfixturevalue(f"{request.param}_url"))
 
 
@@ -63,9 +64,8 @@ def test_plain_paths_leave_to_the_rules_what_is_not_plain(url: str) -> None:
         backend = store.backend
 
         def refuses(acquisition: str, request: AcquireRequest) -> bool:
-            return backend.acquire_plain(NAME, acquisition, TTL, request) is None and store.inspect(NAME) == holder
+            return backend.acquire_plain(NAME, acquisition, TTL, request) is None and store.inspect(NAME) is None
 
-        holder = None
         store.mark_done(NAME, Identity("finished").digest, "o", 0)
         assert refuses("o.1", request_of("finished"))
         store.release(NAME, "o.2", ReleaseRequest(outcome_unknown=True))
@@ -73,7 +73,7 @@ def test_plain_paths_leave_to_the_rules_what_is_not_plain(url: str) -> None:
         assert refuses("o.3", request_of("other", min_hold_ms=1))
         assert refuses("o.3", request_of("other", once=True))
         assert isinstance(backend.acquire_plain(NAME, "o.3", 300, request_of("other")), Acquired)
-        assert backend.acquire_plain(NAME, "o.4", TTL, request_of("finished")) is None
+        assert backend.acquire_plain(NAME, "o.4", TTL, request_of("another")) is None
         assert backend.release_plain(NAME, "o.4", ReleaseRequest()) is None
         assert backend.release_plain(NAME, "o.3", ReleaseRequest(queue=True)) is None
         assert list(backend.renew_plain([Renewal(NAME, "o.4", TTL), Renewal(NAME, "o.3", 300)], None)) == [None, True]
@@ -81,3 +81,68 @@ def test_plain_paths_leave_to_the_rules_what_is_not_plain(url: str) -> None:
         assert refuses("o.5", request_of("other"))
         assert backend.release_plain(NAME, "o.3", ReleaseRequest()) is None
         assert list(backend.renew_plain([Renewal(NAME, "o.3", TTL)], None)) == [None]
+
+
+def execute(store: EngineStore, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """Run a statement on a connection of the store, and return its rows."""
+    pool: Any = store.backend.pool  # type: ignore[attr-defined]  # of both SQL backends
+    with pool.lent() as connection:
+        if hasattr(connection, "ask"):
+            return connection.ask(statement, values).rows  # type: ignore[no-any-return]
+        cursor = connection.execute(statement.replace("dlock_", f'"{pool.schema}".dlock_'), values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_name_unused_for_ten_minutes_is_removed_and_its_tokens_do_not_go_back(url: str) -> None:
+    high = (1 << 62) + 5
+    with closing(open_store([StoreLocation.of(url)], timeout=10, prefix="dlock")) as store:
+        assert isinstance(store, EngineStore)
+        for name in (NAME, OTHER):
+            assert isinstance(store.acquire(name, "o.1", TTL, request_of()), Acquired)
+        backend: Any = store.backend
+        execute(
+            store,
+            "UPDATE dlock_name SET owner = NULL, until_us = 0, since_us = since_us - 601000000, token = %s"
+            " WHERE name = %s",
+            high,
+            backend.key(NAME),
+        )
+        store.list_due_queues([NAME.bucket], 10)
+        assert execute(store, "SELECT name FROM dlock_name") == [(backend.key(OTHER),)]
+        taken = backend.acquire_plain(NAME, "o.2", TTL, request_of())
+        assert isinstance(taken, Acquired)
+        assert taken.token == high + 1
+
+
+def test_row_that_another_transaction_has_locked_delays_no_other_renewal(url: str) -> None:
+    """A process that is stopped within a transaction keeps its row locked for seconds."""
+    with closing(open_store([StoreLocation.of(url)], timeout=2, prefix="dlock")) as store:
+        assert isinstance(store, EngineStore)
+        for name in (NAME, OTHER):
+            assert isinstance(store.acquire(name, "o.1", TTL, request_of()), Acquired)
+        with store.backend.open(NAME, Wanted()):
+            plain = store.backend.renew_plain([Renewal(NAME, "o.1", TTL), Renewal(OTHER, "o.1", TTL)], None)
+            assert list(plain) == [None, True]
+            assert store.renew([Renewal(NAME, "o.1", TTL), Renewal(OTHER, "o.1", TTL)]) == [None, True]
+        assert store.renew([Renewal(NAME, "o.1", TTL), Renewal(OTHER, "o.1", TTL)]) == [True, True]
+
+
+def test_removal_that_has_to_wait_for_another_transaction_does_not_stop_the_sweeps(url: str) -> None:
+    with closing(open_store([StoreLocation.of(url)], timeout=1, prefix="dlock")) as store:
+        assert isinstance(store, EngineStore)
+        parks = request_of("b")._replace(queue=QueueRequest("entry"))
+        store.acquire(NAME, "a.1", TTL, request_of("a")._replace(queue=QueueRequest()))
+        assert isinstance(store.acquire(NAME, "b.1", TTL, parks), Parked)
+        store.acquire(OTHER, "o.1", TTL, request_of())
+        # An old row, so that a removal writes the token floor, which another transaction has locked.
+        backend: Any = store.backend
+        execute(
+            store, "UPDATE dlock_name SET owner = NULL, until_us = 0, since_us = 1 WHERE name = %s", backend.key(OTHER)
+        )
+        with backend.pool.lent() as connection:
+            run = connection.ask if hasattr(connection, "ask") else connection.execute
+            table = f'"{backend.pool.schema}".dlock_meta' if hasattr(backend.pool, "schema") else "dlock_meta"
+            run("BEGIN")
+            run(f"SELECT v FROM {table} WHERE k = 'token_floor' FOR UPDATE")
+            assert store.list_due_queues([NAME.bucket], 10, within=1e6) == [NAME]
+            run("ROLLBACK")

@@ -16,8 +16,6 @@ from tests.support.postgresql import running_replica_pair
 
 pytestmark = pytest.mark.servers
 
-pytest.importorskip("psycopg", reason="installed in the main lane only")
-
 OTHER = LockName(f"other:{'2' * 32}", 5)
 
 

@@ -155,7 +155,7 @@ def _answers(url: str) -> bool:
 
 
 class Session:
-    """One connection, in transactions, by the client of the package: no driver of Python is among our requirements."""
+    """One connection, in transactions, by the client of the package, not by the driver of the store."""
 
     def __init__(self, url: str) -> None:
         command = ["psql", "-X", "-A", "-t", "-v", "AUTOCOMMIT=off", url]

@@ -1,4 +1,4 @@
-"""Every state that the store can keep, written by this version; `python -m tests.wire.states FILE` freezes them.
+"""States of lock names, as this version writes them; `python -m tests.wire.states FILE` freezes them.
 
 A sample is frozen once for each wire version. Later versions must understand it (tests/wire/test_samples.py).
 """
@@ -83,6 +83,39 @@ def seated(store: OperatorStore, name: LockName) -> None:
     store.acquire(name, "b.3", TTL, parked("id3"))
 
 
+def published(store: OperatorStore, name: LockName) -> None:
+    granted(store, name)
+    store.confirm_publish(name, Identity("id2").digest, TTL)
+
+
+def declined(store: OperatorStore, name: LockName) -> None:
+    waiting(store, name)
+    grant = store.release(name, "a.1", ending("id1", queue=True)).granted
+    assert grant is not None
+    store.decline_grant(name, grant, foreign=True)
+
+
+def noted(store: OperatorStore, name: LockName) -> None:
+    """A lock with every note that its release reads."""
+    store.acquire(name, "a.1", TTL, request("id1", min_hold_ms=TTL, notify=True))
+    store.acquire(name, "b.1", TTL, request("id2", notify=True))
+    facts = (("releasing", "1"), ("dup", "1"), ("reserved_for", Identity("id1", 1).digest))
+    store.renew([Renewal(name, "a.1", TTL, fields=facts)])
+
+
+def to_be_held(store: OperatorStore, name: LockName) -> None:
+    """An operator has asked to hold the lock from the release of its holder."""
+    store.acquire(name, "a.1", TTL, request("id1"))
+    store.hold(name, "operator:ada@host1", TTL, "a deploy")
+
+
+def unknown(store: OperatorStore, name: LockName) -> None:
+    """A later run ended without a success, so it settles nothing."""
+    started(store, name)
+    store.acquire(name, "b.1", TTL, request("id2", once=True))
+    store.release(name, "b.1", ending("id2", once=True, window_ms=TTL))
+
+
 def dead_letter(store: OperatorStore, name: LockName) -> None:
     waiting(store, name)
     store.remove_waiter(name, Identity("id2").digest, "sweep1", dead_letter=True)
@@ -102,7 +135,7 @@ def used(store: OperatorStore, name: LockName) -> None:
     store.release(name, "a.1", ending("id1", once=True, used_ms=TTL))
 
 
-def unknown(store: OperatorStore, name: LockName) -> None:
+def started(store: OperatorStore, name: LockName) -> None:
     store.acquire(name, "a.1", TTL, request("id1", once=True))
     store.release(name, "a.1", ReleaseRequest(outcome_unknown=True))
 
@@ -139,8 +172,8 @@ def done(store: OperatorStore, name: LockName) -> None:
 STATES: Final[dict[str, tuple[LockName, Callable[[OperatorStore, LockName], None]]]] = {
     state.__name__: (shared_name(f"sample-{state.__name__}"), state)
     for state in (
-        held, waiting, granted, dead_letter, debounced, replacing, used, unknown, used_tick, claimed, reserved, kept,
-        operated, done,
+        held, noted, to_be_held, waiting, granted, published, declined, dead_letter, debounced, replacing, used,
+        started, unknown, used_tick, claimed, reserved, kept, operated, done,
     )
 } | {"seated": (shared_name("sample-seated")._replace(seats=2), seated)}  # fmt: skip
 

@@ -14,7 +14,7 @@ from celery_dlock.messaging.message import RepublishHeader
 from celery_dlock.messaging.parked import ParkedMessage
 from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.store.claim_model import ClaimRequest
-from celery_dlock.store.model import Acquired, Duplicate, Held, Identity, Renewal, Requester, StopRequest, Unknown, Used
+from celery_dlock.store.model import Acquired, Duplicate, Identity, Renewal, Requester, StopRequest, Unknown, Used
 from celery_dlock.store.operator import OperatorStore
 from celery_dlock.worker.crash_record import WorkerRecord
 from tests.support.servers import Server
@@ -74,6 +74,11 @@ def claims_again(store: OperatorStore, name: LockName) -> Any:
     return existing and (existing.state, existing.task_id)
 
 
+def held_by_the_operator(store: OperatorStore, name: LockName) -> Any:
+    store.release(name, "a.1", ending("id1"))
+    return acquired(store, name).holder.kind
+
+
 def taken_by_the_retry(store: OperatorStore, name: LockName) -> Any:
     return type(store.acquire(name, "c.1", TTL, request("id1")._replace(identity=Identity("id1", 1))))
 
@@ -88,11 +93,16 @@ NEXT: Final[dict[str, tuple[Callable[[OperatorStore, LockName], Any], Any]]] = {
     "debounced": (swept, "id1"),
     "replacing": (lambda store, name: store.renew([Renewal(name, "a.1", TTL, (), True)]), [StopRequest("id2")]),
     "used": (lambda store, name: type(acquired(store, name, once=True)), Used),
+    "published": (lambda store, name: store.confirm_publish(name, digest("id2"), 5000), True),
+    "declined": (swept, "id2"),
+    "noted": (lambda store, name: store.release(name, "a.1", ending("id1"))[:2], (True, True)),
+    "to_be_held": (held_by_the_operator, "operator"),
+    "started": (lambda store, name: type(acquired(store, name, once=True, hold_if_unknown=True)), Unknown),
     "unknown": (lambda store, name: type(acquired(store, name, once=True, hold_if_unknown=True)), Unknown),
     "used_tick": (lambda store, name: type(acquired(store, name, once=True, tick="t1")), Used),
     "claimed": (claims_again, ("queued", "id1")),
     "reserved": (taken_by_the_retry, Acquired),
-    "kept": (lambda store, name: type(acquired(store, name)), Held),
+    "kept": (lambda store, name: acquired(store, name).holder.kind, "min_hold"),
     "operated": (lambda store, name: acquired(store, name).holder.kind, "operator"),
     "done": (lambda store, name: type(store.acquire(name, "c.1", TTL, request("id1", redelivered=True))), Duplicate),
 }

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from ...errors import ReplyLost, ReplyTimeout, StoreBusy, StoreUnavailable
+from ...errors import ReplyLost, ReplyTimeout, StoreBusy, StoreNotReady, StoreRefused, StoreUnavailable
 from ...keys.lock_name import ONE_LOCK, ONE_SEAT, LockName, one_seat
 from ...utils.rng import rng
 from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest, call_again_if_reply_lost
@@ -124,17 +124,23 @@ class EngineStore:
         return self._run_once(name, rule, wanted)
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
-        answers: list[RenewalResult] = list(self.backend.renew_plain(renewals, within))
-        reached = False
-        for place, (renewal, answer) in enumerate(zip(renewals, answers, strict=True)):
-            if answer is None:
-                try:
-                    answers[place] = self._renew(renewal, within)
-                except StoreUnavailable:
-                    if not reached:
-                        raise
-                    break
-            reached = True
+        plain = call_again_if_reply_lost(self.backend.renew_plain, renewals, within)
+        answers: list[RenewalResult] = list(plain)
+        reached, refusal = any(answers), None
+        for place, renewal in enumerate(renewals):
+            if answers[place] is not None:
+                continue
+            try:
+                answers[place] = self._renew(renewal, within)
+                reached = True
+            except (StoreNotReady, StoreRefused) as error:
+                refusal = error  # of this name: the others may be renewed
+            except StoreUnavailable:
+                if not reached:
+                    raise
+                break
+        if refusal is not None and not reached:
+            raise refusal
         return answers
 
     def _renew(self, renewal: Renewal, within: float | None) -> RenewalResult:
@@ -148,9 +154,6 @@ class EngineStore:
         return self.run(name, rule, Wanted(within=within))
 
     def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
-        plain = self.backend.release_plain(name, acquisition, ending)
-        if plain is not None:
-            return plain
         wanted = Wanted((("run", ending.tick),), (ending.identity,) if ending.identity and ending.queue else ())
 
         def rule(records: Records) -> Released:
@@ -158,13 +161,17 @@ class EngineStore:
                 return seats.release(records, name.seats, acquisition, ending)
             return release.release(records, acquisition, ending)
 
+        def once() -> Released:
+            plain = self.backend.release_plain(name, acquisition, ending)
+            return self._run_once(name, rule, wanted) if plain is None else plain
+
         try:
-            return self._run_once(name, rule, wanted)
+            return once()
         except ReplyTimeout:
             raise
         except ReplyLost:
-            # The first transaction may have freed the lock, so the second reply cannot prove a lost lease.
-            return self._run_once(name, rule, wanted)._replace(ours=True)
+            # The first release may have freed the lock, so the second reply cannot prove a lost lease.
+            return once()._replace(ours=True)
 
     def shard(self, name: LockName) -> int:
         del name

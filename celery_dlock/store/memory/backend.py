@@ -51,7 +51,7 @@ class MemoryClock:
         self.ahead += seconds
 
 
-@dataclass
+@dataclass(eq=False)  # each call is another one, also if none is woken
 class _Ticket:
     """A call that waits in its thread for a release."""
 
@@ -102,7 +102,7 @@ class MemoryBackend(Backend):
         self._pid = os.getpid()
         self._steps = 0
         # A native lock: background threads are native under gevent too. No step switches greenlets while it has it.
-        self._mutex = threads.lock()
+        self.mutex = threads.lock()
 
     @contextmanager
     def step(self) -> Iterator[int]:
@@ -118,7 +118,7 @@ class MemoryBackend(Backend):
                 f"the store memory:// is in the memory of process {self._pid}, and this is process {os.getpid()}: "
                 "set dlock_url to a server"
             )
-        with self._mutex:
+        with self.mutex:
             self._steps += 1
             if self._steps % _PURGE_STEPS == 0:
                 self._purge()
@@ -268,7 +268,7 @@ class MemoryListener:
                 pause = min(2 * pause, _LOOK[1])
         finally:
             # It may have been woken in this moment.
-            with suppress(ValueError):
+            with self._backend.mutex, suppress(ValueError):
                 data.tickets.remove(ticket)
         return ticket.woken
 

@@ -50,7 +50,7 @@ def _running_call(records: Records, request: ClaimRequest) -> ExistingCall | Non
     granted = lock.kind == "grant"
     # No call runs if the lock is kept by min_hold, or if its holder's body has ended. A lock that is reserved for a
     # retry counts as running.
-    ended = lock.kind == "min_hold" or (lock.releasing and lock.kind != "keep_on_retry")
+    ended = lock.kind in ("min_hold", "guard") or (lock.releasing and lock.kind != "keep_on_retry")
     runs = not granted and not ended and request.refuse_while_running
     # A retry follows a call with its own id. That call does not refuse the retry.
     if not (granted or runs) or (request.generation > 0 and lock.task_id == request.requester.task_id):

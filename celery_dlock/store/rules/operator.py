@@ -34,7 +34,7 @@ def free_lock(records: Records, acquisition: str, *, force: bool) -> tuple[str, 
         return "freed" if granted else "free" if lock is None else "other", granted
     if lock.due is not None:
         return "granted", None
-    if not force and _is_kept(lock):
+    if lock.kind == "guard" or (not force and _is_kept(lock)):
         return "kept", None
     if not force and records.lock_left_ms() > (lock.ttl_ms or 0) / 2:
         return "fresh", None

@@ -80,8 +80,14 @@ def has_waiters(records: Records) -> bool:
 
 
 def grant_next(records: Records, granter: str) -> Grant | None:
-    """Grant the free lock to the waiter with the lowest rank. Return None if no call waits."""
+    """Grant the free lock to the waiter with the lowest rank. Return None if none waits, or if it is not free yet."""
     now = records.now
+    if (lock := records.lock()) is not None:
+        # A transaction that the earlier holder guards is open. A sweep grants the lock when it has ended.
+        lock.has_waiters = True
+        records.put_lock(lock)
+        records.sweep_at(now + max(0, records.lock_left_ms()) * 1000)
+        return None
     for identity, _ in records.first_in("delayed", _GROUP_SIZE, now):
         rank, _ = records.lost_grants(identity)
         records.put_in("waiting", identity, now if rank is None else rank)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from ...keys.lock_name import ONE_LOCK, UNKNOWN_SEATS, LockName, split_seat
+from ..acquisition import GUARDED
 from .data import (
     Claim,
     LockRecord,
@@ -29,6 +30,8 @@ T = TypeVar("T")
 DONE_MS: Final = 24 * 3600 * 1000
 #: Life of a tombstone in milliseconds: longer than a command can be delayed.
 TOMBSTONE_MS: Final = 10 * 60 * 1000
+#: Milliseconds after which calls and sweeps look again whether a guarded transaction has ended.
+GUARDED_MS: Final = 200
 
 _NO_WAITER: Final = Waiter()
 
@@ -86,9 +89,19 @@ class Records:
     # -- the lock
 
     def _lock(self) -> Timed[LockRecord] | None:
-        return self._alive(self._head.locks.get(self.place))
+        found = self._alive(self._head.locks.get(self.place))
+        guard = self._head.guards.get(self.place)
+        if found is not None or guard is None:
+            return found
+        if self._session.end_guard(guard):
+            del self._head.guards[self.place]
+            return None
+        held = Timed(LockRecord(GUARDED, "", guard, self.now, ttl_ms=GUARDED_MS), self._until(GUARDED_MS))
+        self._head.locks[self.place] = held
+        return held
 
     def lock(self) -> LockRecord | None:
+        """Return the lock; None if it is free."""
         found = self._lock()
         return copy(found.record) if found else None
 
@@ -98,6 +111,7 @@ class Records:
         self._head.locks[self.place] = Timed(copy(lock), found.until if found else None)
 
     def drop_lock(self) -> None:
+        """Remove the lock. While a transaction that its holder guards is open, the seat is not free (:meth:`lock`)."""
         self._head.locks.pop(self.place, None)
 
     def lock_left_ms(self) -> int:
@@ -132,6 +146,7 @@ class Records:
     def next_token(self) -> int:
         """Issue a fencing token, for the call that takes the lock of this seat."""
         if (guard := self._head.guards.pop(self.place, None)) is not None:
+            # A retry takes the lock that is reserved for it (``keep_on_retry``), so :meth:`lock` did not ask.
             self._changes.ended_guards.append(guard)
         self._changes.token = self._session.next_token
         return self._changes.token

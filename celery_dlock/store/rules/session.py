@@ -83,7 +83,7 @@ class Session(Protocol):
     def end_guard(self, token: int) -> bool:
         """End the guard of a token with this transaction. Return false if an open transaction of the user has it.
 
-        Called only with tokens of guards that :meth:`commit` has written.
+        Called only with tokens of guards that :meth:`commit` has written. A session that only reads returns true.
         """
         ...
 

@@ -81,7 +81,7 @@ def holder_view(lock: LockRecord, left_ms: int, now: int) -> HolderView:
         ttl=0.0 if kind == "grant" else ttl,
         token=lock.token,
         fresh=state == "held" and expires_in > ttl / 2,
-        kept_by=kind if kind in ("min_hold", "keep_on_retry", "operator") else "",
+        kept_by=kind if kind in ("min_hold", "keep_on_retry", "operator", "guard") else "",
         releasing=state == "held" and lock.releasing,
     )
     if kind == "operator":

@@ -10,8 +10,9 @@ from celery import Celery
 from celery.exceptions import Reject
 from kombu import Queue
 
-from celery_dlock.errors import LockHeld, StoreUnavailable, Unpublishable
+from celery_dlock.errors import LockHeld, StoreBusy, StoreUnavailable, Unpublishable
 from celery_dlock.messaging.message import Delivery, FirstReceipt
+from celery_dlock.options.lock_options import LockOptions
 from celery_dlock.store.model import Identity
 from celery_dlock.task import outcomes
 from celery_dlock.task.execution import Execution
@@ -49,6 +50,18 @@ def test_message_that_the_store_did_not_answer_carries_its_first_receipt(publish
         assert (published[-1]["rank_us"], published[-1]["first_receipt"]) == (None, received)
         # The next delivery of the copy, by another machine.
         run = a_run(FakeClock(), first_receipt=received)
+
+
+@pytest.mark.parametrize("policy", ["fail", "retry", "run", "local"])
+def test_call_whose_name_is_busy_is_published_again_under_every_policy(
+    published: list[dict[str, Any]], policy: str
+) -> None:
+    """The store answers, so another body may run: without its lock, this one would run beside it."""
+    run = a_run(FakeClock())
+    run.options = LockOptions(on_store_error=policy)  # type: ignore[arg-type]  # one of the values
+    with pytest.raises(outcomes.Postponed):
+        outcomes.apply_on_store_error(run, NAME, StoreBusy("other transactions changed it"))
+    assert len(published) == 1
 
 
 QUORUM = Celery("a", broker="amqp://", set_as_current=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from ....errors import ReplyTimeout
 from ....keys.lock_name import LockName
 from ...base import ReleaseListener
 from ...engine.backend import Conflict, Wanted
@@ -50,7 +51,7 @@ class MySQLBackend(SQLBackend):
                 if not session.ended:
                     connection.ask("ROLLBACK")
         except RowLocked as error:
-            raise Conflict from error
+            raise Conflict(f"another transaction had locked the row of {name.text}") from error
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return Listener(self.pool, self.sql, self.key(name))
@@ -64,7 +65,8 @@ class MySQLBackend(SQLBackend):
 
     def _remove(self, after: str) -> str | None:
         sql = self.sql
-        with suppress(RowLocked), self.pool.lent() as connection:
+        # What cannot be removed now is removed later. The sweeps must go on.
+        with suppress(RowLocked, ReplyTimeout), self.pool.lent() as connection:
             for find, remove in ((sql.old_marks, sql.remove_marks), (sql.old_calls, sql.remove_calls)):
                 old = connection.run((sql.begin, ()), (find, ()))[1].rows
                 connection.run(*([(remove, (old,))] if old else []), _COMMIT)
@@ -98,14 +100,22 @@ class MySQLBackend(SQLBackend):
             lives[ttl_ms][key, owner] = number
         groups = [{"ttl_ms": ttl_ms, "leases": list(numbers)} for ttl_ms, numbers in lives.items()]
         with suppress(RowLocked), self.pool.lent(within) as connection:
-            results = connection.run(*((sql.renew_all, values) for values in groups))
+            at_once = sql.renew_all if connection.mariadb else sql.renew_all_waiting
+            results = connection.run(*((at_once, values) for values in groups))
             if sum(result.changed for result in results) == len(leases):
                 return [lease.number for lease in leases]
-            # Some are lost, or did not change. Reading which takes longer than renewing them.
-            renewals = [(statement, values) for values in groups for statement in (sql.renewable, sql.renew)]
-            results = connection.run((sql.renew_at, ()), (sql.begin, ()), *renewals, _COMMIT)
-            found = zip(lives.values(), results[2:-1:2], strict=True)
-            return [numbers[key, owner] for numbers, result in found for key, owner in result.rows]
+        # Some are lost, did not change, or are locked by another transaction. To find them takes longer.
+        with suppress(RowLocked), self.pool.lent(within) as connection:
+            reads = [(sql.renewable, values) for values in groups]
+            found = connection.run((sql.renew_at, ()), (sql.begin, ()), *reads)[2:]
+            renewals = [
+                (sql.renew, {"ttl_ms": values["ttl_ms"], "leases": result.rows})
+                for values, result in zip(groups, found, strict=True)
+                if result.rows
+            ]
+            connection.run(*renewals, _COMMIT)
+            kept = zip(lives.values(), found, strict=True)
+            return [numbers[key, owner] for numbers, result in kept for key, owner in result.rows]
         return []
 
 

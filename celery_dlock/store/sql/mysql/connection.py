@@ -203,7 +203,8 @@ class ConnectionPool(Pool[Connection]):
         check_version(found[0][0] if found else None)
 
     def _settings(self, connection: Connection) -> dict[str, object]:
-        lock_wait = max(1, math.floor(0.8 * self._timeout))
+        # Whole seconds, and less than a reply may take. Without any, the engine pauses and runs the rule again.
+        lock_wait = max(0 if connection.mariadb else 1, math.floor(0.8 * self._timeout))
         settings: dict[str, object] = {
             # The time of an hour that a time zone has twice would be ambiguous.
             "time_zone": "'+00:00'",

@@ -112,7 +112,8 @@ class Statements:
     renew_at = "SET @dlock_now = @us"
     renewable = (
         "SELECT name, owner FROM dlock_name WHERE (name, owner) IN %(leases)s AND rest IS NULL"
-        " AND until_us > @dlock_now AND until_us <= @dlock_now + GREATEST(ttl_ms, %(ttl_ms)s) * 1000 FOR UPDATE"
+        " AND until_us > @dlock_now AND until_us <= @dlock_now + GREATEST(ttl_ms, %(ttl_ms)s) * 1000"
+        " FOR UPDATE SKIP LOCKED"
     )
     renew = (
         "UPDATE dlock_name SET until_us = GREATEST(until_us, @dlock_now + %(ttl_ms)s * 1000),"
@@ -120,7 +121,9 @@ class Statements:
         " AND until_us > @dlock_now AND until_us <= @dlock_now + GREATEST(ttl_ms, %(ttl_ms)s) * 1000"
     )
     #: Without a transaction: if as many rows change as there are leases, all were renewed.
-    renew_all = renew.replace("@dlock_now", "@us")
+    renew_all_waiting = renew.replace("@dlock_now", "@us")
+    #: A row that another transaction has locked ends it at once. MySQL has no such option for one statement.
+    renew_all = f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {renew_all_waiting}"
 
     #: The earliest names of each bucket.
     due = (
@@ -156,7 +159,7 @@ class Statements:
     clock = "SELECT @us"
     info = "SELECT @@innodb_flush_log_at_trx_commit = 1"
 
-    # What has expired is removed in small steps, and without waiting for other transactions.
+    # Each of these removes a bounded number of expired rows, and skips rows that another transaction has locked.
     old_marks = (
         "SELECT kind, name, `key` FROM dlock_mark WHERE until_us < @began ORDER BY until_us LIMIT 500"
         " FOR UPDATE SKIP LOCKED"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from psycopg import errors
 from psycopg.pq import TransactionStatus
 
-from ....errors import GuardRefused
+from ....errors import GuardRefused, ReplyTimeout, StoreNotReady
 from ....keys.lock_name import LockName
 from ...base import NO_GUARD, ReleaseListener
 from ...engine.backend import Changes, Conflict, Wanted
@@ -26,6 +27,8 @@ __all__ = ["PostgreSQLBackend"]
 
 #: The error of a transaction whose snapshot is older than a change of the row that it wants to lock.
 _SERIALIZATION_FAILURE: Final = "40001"
+#: Another transaction was in the way, and nothing was written.
+_LOCKED: Final = errors.LockNotAvailable, errors.DeadlockDetected
 
 
 class PostgreSQLBackend(SQLBackend):
@@ -55,6 +58,8 @@ class PostgreSQLBackend(SQLBackend):
                 yield PostgreSQLSession(self.sql, connection, self.key(name), wanted, limit)
             except Conflict as conflict:  # the connection stays usable
                 refused = conflict
+            except _LOCKED:
+                refused = Conflict(f"another transaction had locked the row of {name.text}")
             if connection.info.transaction_status != TransactionStatus.IDLE:
                 connection.execute("ROLLBACK")
         if refused is not None:
@@ -105,7 +110,8 @@ class PostgreSQLBackend(SQLBackend):
 
     def _remove(self, after: str) -> str | None:
         sql = self.sql
-        with self.pool.lent() as connection:
+        # What cannot be removed now is removed later. The sweeps must go on.
+        with suppress(StoreNotReady, ReplyTimeout), self.pool.lent() as connection:
             connection.execute(sql.remove_marks)
             connection.execute(sql.remove_calls)
             connection.execute(sql.remove_guards)
@@ -113,6 +119,7 @@ class PostgreSQLBackend(SQLBackend):
             if last is not None:
                 connection.execute(sql.remove_names, (after, last))
             return None if last is None else str(last)
+        return after
 
     def _acquire(self, values: dict[str, Any]) -> tuple[int, int] | None:
         for token, since in self._ask(self.sql.acquire, values):
@@ -141,7 +148,7 @@ class PostgreSQLSession(SQLSession):
     """
 
     def __init__(self, sql: Statements, connection: Connection, key: str, wanted: Wanted, limit: str = "") -> None:
-        self._sql, self._connection, self._limit = sql, connection, limit
+        self._sql, self._connection, self._limit, self._writes = sql, connection, limit, wanted.write
         super().__init__(sql, key, wanted)
 
     def _read(self, wanted: Wanted) -> None:
@@ -175,6 +182,8 @@ class PostgreSQLSession(SQLSession):
         return self._connection.execute(statement, values).fetchall()
 
     def end_guard(self, token: int) -> bool:
+        if not self._writes:
+            return True  # it may not lock a row
         self._connection.execute(self._sql.end_guard, (self._key, token))
         return not self._ask(self._sql.has_guard, (self._key, token))
 

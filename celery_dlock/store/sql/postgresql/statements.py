@@ -108,10 +108,13 @@ class Statements:
     #: The row may be that of a later transaction than the marks. Then its ``xmin`` differs, and it is not taken.
     acquire = (
         "INSERT INTO @.dlock_name AS n (name, owner, until_us, since_us, token, ttl_ms, holder)"
-        " SELECT a.name, a.owner, t.us + a.ttl_ms * 1000, t.us, greatest(t.us, m.v + 1), a.ttl_ms, a.holder"
+        " SELECT a.name, a.owner, t.us + a.ttl_ms * 1000, t.us, greatest(t.us, m.v + 1, o.token + 1),"
+        " a.ttl_ms, a.holder"
         " FROM (SELECT %(name)s AS name, %(owner)s AS owner, %(identity)s AS identity, %(ttl_ms)s::bigint AS ttl_ms,"
         " %(holder)s AS holder) AS a,"
-        " (SELECT @us AS us OFFSET 0) AS t, @.dlock_meta AS m WHERE m.k = 'token_floor'"
+        " (SELECT @us AS us OFFSET 0) AS t, @.dlock_meta AS m,"
+        # The row may be removed at this moment, and the floor that has its token is not visible yet.
+        " (SELECT max(token) AS token FROM @.dlock_name WHERE name = %(name)s) AS o WHERE m.k = 'token_floor'"
         " AND NOT EXISTS (SELECT FROM @.dlock_mark AS k WHERE k.name = a.name AND"
         " (k.kind = 'tombstone' AND k.key = a.owner OR k.kind = 'done' AND k.key = a.identity))"
         " AND NOT EXISTS (SELECT FROM @.dlock_name AS h WHERE h.name = a.name AND h.until_us > t.us)"
@@ -124,11 +127,15 @@ class Statements:
         "UPDATE @.dlock_name SET owner = NULL, until_us = 0, ttl_ms = NULL, holder = NULL"
         " WHERE name = %s AND owner = %s AND rest IS NULL AND until_us > @us RETURNING 1"
     )
+    #: A row that another transaction has locked is skipped: it must not delay the renewal of the others.
     renew = (
-        "UPDATE @.dlock_name AS n SET until_us = greatest(n.until_us, @us + a.ttl_ms * 1000),"
-        " ttl_ms = greatest(n.ttl_ms, a.ttl_ms) FROM unnest(%s::text[], %s::text[], %s::bigint[])"
-        ' WITH ORDINALITY AS a (name, owner, ttl_ms, number) WHERE n.name = a.name COLLATE "C"'
-        ' AND n.owner = a.owner COLLATE "C" AND n.rest IS NULL AND n.until_us > @us'
+        "WITH asked AS (SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])"
+        " WITH ORDINALITY AS a (name, owner, ttl_ms, number)),"
+        " unlocked AS MATERIALIZED (SELECT name FROM @.dlock_name WHERE name = ANY (ARRAY(SELECT name FROM asked))"
+        " ORDER BY name FOR UPDATE SKIP LOCKED)"
+        " UPDATE @.dlock_name AS n SET until_us = greatest(n.until_us, @us + a.ttl_ms * 1000),"
+        ' ttl_ms = greatest(n.ttl_ms, a.ttl_ms) FROM asked AS a JOIN unlocked AS u ON u.name = a.name COLLATE "C"'
+        ' WHERE n.name = u.name AND n.owner = a.owner COLLATE "C" AND n.rest IS NULL AND n.until_us > @us'
         " AND n.until_us <= @us + greatest(n.ttl_ms, a.ttl_ms) * 1000 RETURNING a.number"
     )
 
@@ -168,7 +175,7 @@ class Statements:
     clock = "SELECT @us"
     info = "SELECT current_setting('fsync') = 'on'"
 
-    # What has expired is removed in small steps, and without waiting for other transactions.
+    # Each of these removes a bounded number of expired rows, and skips rows that another transaction has locked.
     remove_marks = (
         "DELETE FROM @.dlock_mark WHERE (name, kind, key) IN (SELECT name, kind, key FROM @.dlock_mark"
         " WHERE until_us < (SELECT @us) ORDER BY until_us LIMIT 500 FOR UPDATE SKIP LOCKED)"

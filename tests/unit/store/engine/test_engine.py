@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreBusy, StoreUnavailable
+from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreBusy, StoreNotReady, StoreUnavailable
 from celery_dlock.keys.key_spec import shared_name
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.engine.backend import Changes, Session
+from celery_dlock.store.engine.backend import Changes, Session, Wanted
 from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Renewal, Requester
+from celery_dlock.store.rules.data import Head
 from celery_dlock.store.rules.records import Records
 from tests.support.faulty_backend import FaultyBackend, conflict, lost_reply
 
@@ -54,7 +55,7 @@ def test_rule_whose_commit_conflicts_runs_again_on_fresh_data(memory: MemoryBack
         EngineStore(memory).release(NAME, "o.1", ReleaseRequest())
         conflict(session, changes)
 
-    memory._mutex = nullcontext()  # type: ignore[assignment]  # the other transaction commits within the session
+    memory.mutex = nullcontext()  # type: ignore[assignment]  # the other transaction commits within the session
     answer = faulty(memory, overtaken, 1).acquire(NAME, "p.1", 30_000, WAITS)
     assert isinstance(answer, Acquired)
 
@@ -192,3 +193,66 @@ def test_rule_sees_its_own_changes_of_the_waiters(
     store.run(NAME, lambda records: apply(records, before))
     store.run(NAME, lambda records: (apply(records, changed), check(records)))
     store.run(NAME, check)
+
+
+class PlainReplyLost(MemoryBackend):
+    """Its fast paths lose their first reply: before they have done it, or after it."""
+
+    carried_out = False
+    lost = False
+
+    def _lose(self) -> None:
+        if not self.lost:
+            self.lost = True
+            raise ReplyLost("the server restarted")
+
+    def release_plain(self, name: Any, acquisition: str, ending: ReleaseRequest) -> None:
+        if self.carried_out and not self.lost:
+            with self.open(name, Wanted()) as session:
+                session.commit(Changes(head=Head()))
+        self._lose()
+
+    def renew_plain(self, renewals: Any, within: float | None) -> list[None]:
+        self._lose()
+        return [None] * len(renewals)
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+def test_plain_release_whose_reply_is_lost_is_sent_again_and_is_ours(*, carried_out: bool) -> None:
+    backend = PlainReplyLost(MemoryClock(lambda: START))
+    backend.carried_out = carried_out
+    store = EngineStore(backend)
+    store.acquire(NAME, "o.1", 30_000, REQUEST)
+    assert store.release(NAME, "o.1", ReleaseRequest()).ours
+    assert store.inspect(NAME) is None
+
+
+def test_plain_renewal_whose_reply_is_lost_is_sent_again() -> None:
+    store = EngineStore(PlainReplyLost(MemoryClock(lambda: START)))
+    store.acquire(NAME, "o.1", 30_000, REQUEST)
+    assert store.renew([Renewal(NAME, "o.1", 30_000)]) == [True]
+
+
+class Refusing(MemoryBackend):
+    """Refuses every transaction on some names."""
+
+    refused: tuple[Any, ...] = ()
+
+    def open(self, name: Any, wanted: Wanted) -> Any:
+        if name in self.refused:
+            raise StoreNotReady("this row is locked")
+        return super().open(name, wanted)
+
+
+def test_name_that_the_store_refuses_does_not_cost_the_renewal_of_the_others() -> None:
+    backend = Refusing(MemoryClock(lambda: START))
+    store, names = EngineStore(backend), [NAME, OTHER, shared_name("z")]
+    for name in names:
+        store.acquire(name, "o.1", 30_000, REQUEST)
+    renewals = [Renewal(name, "o.1", 30_000) for name in names]
+    for refused in names:
+        backend.refused = (refused,)
+        assert store.renew(renewals) == [None if name == refused else True for name in names]
+    backend.refused = tuple(names)
+    with pytest.raises(StoreNotReady):
+        store.renew(renewals)

@@ -17,6 +17,7 @@ from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Requester
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.core
 
@@ -141,3 +142,16 @@ def test_url_with_anything_behind_memory_is_refused(url: str) -> None:
 def test_transport_options_are_refused() -> None:
     with pytest.raises(InvalidLockOptions, match="ssl needs a server, and this store is in the memory of the process"):
         locations_from_settings("memory://", {"ssl": True})
+
+
+def test_call_that_ends_to_wait_leaves_the_wake_up_to_the_other_one(store: EngineStore, memory: MemoryBackend) -> None:
+    store.acquire(NAME, "o.1", 30_000, REQUEST._replace(notify=True))
+    store.acquire(NAME, "p.1", 30_000, REQUEST._replace(notify=True))
+    woken: list[bool] = []
+    first = threading.Thread(target=lambda: woken.append(store.release_listener(NAME).wait(20)))
+    first.start()
+    eventually(lambda: len(memory.data(NAME).tickets) == 1)
+    assert not store.release_listener(NAME).wait(0.01)  # it began to wait later, and waits no longer
+    assert store.release(NAME, "o.1", ReleaseRequest()).woke
+    first.join(20)
+    assert woken == [True]
