@@ -4,6 +4,7 @@ A sample is frozen once for each wire version. Later versions must understand it
 """
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -194,9 +195,19 @@ def frozen(client: redis.Redis) -> dict[str, Key]:
     return found
 
 
+def as_of(time_us: int, keys: dict[str, Key]) -> dict[str, Key]:
+    """Move the times (µs) so that the earliest is `time_us`: what a state means depends on its age."""
+    text, times = json.dumps(keys), r"(?<!\d)1[5-9]\d{14}(?!\d)"
+    moved_us = time_us - min(map(int, re.findall(times, text)), default=time_us)
+    moved: dict[str, Key] = json.loads(re.sub(times, lambda time: str(int(time[0]) + moved_us), text))
+    return moved
+
+
 def thaw(client: redis.Redis, keys: dict[str, Key]) -> None:
-    """Write frozen keys into an empty database. Those with an expiry live for an hour."""
-    for key, found in keys.items():
+    """Write frozen keys into an empty database, as if written a second ago. Those with an expiry live for an hour."""
+    now_seconds, microseconds = client.time()
+    second_ago_us = (now_seconds - 1) * 1_000_000 + microseconds
+    for key, found in as_of(second_ago_us, keys).items():
         value = found["value"]
         write: dict[str, Callable[[], Any]] = {
             "string": lambda: client.set(key, value),  # noqa: B023  # called in this round
