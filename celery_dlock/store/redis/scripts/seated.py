@@ -7,15 +7,12 @@ seats, and which keys and arguments a command has in addition to those of that s
 
 from __future__ import annotations
 
-import functools
 from typing import Final
 
-from ....keys.lock_name import ONE_SEAT
-from ..keys import LockKeys
-from . import PARTS, SCRIPTS, Script, ScriptVariant, lua_files
+from . import PARTS, SCRIPTS, Script, lua_files
 from .header import Parameter, check_parts, read_header, with_parts
 
-__all__ = ["SEAT_SCRIPTS", "SHARED_PARTS", "SeatScript", "seat_command"]
+__all__ = ["SEAT_SCRIPTS", "SHARED_PARTS", "SeatScript"]
 
 _FILES: Final = lua_files("seats")
 #: Parts that several of the files share, by their path.
@@ -36,11 +33,10 @@ class SeatScript(Script):
         script: The script of a lock.
     """
 
-    __slots__ = ("_plain",)
+    __slots__ = ()
 
     def __init__(self, script: Script) -> None:
         self.name = f"seats/{script.name}"
-        self._plain = script
         text, plain = _FILES[script.name], script.header
         more = tuple(key for key in _OWN_KEYS if key not in plain.keys)
         header = plain._replace(keys=(*plain.keys, *more), args=(_SEAT_LIMIT, *plain.args))
@@ -48,34 +44,6 @@ class SeatScript(Script):
         check_parts(self.name, text, _PARTS, header)
         self._define(header, f"\nlocal function on_seat(...)\n{script.body}\nend\n{with_parts(text, _PARTS)}")
 
-    def variant_like(self, plain: ScriptVariant) -> ScriptVariant:
-        """Return the variant with the groups of a variant of the other script."""
-        present = next(present for present, variant in self._plain.variants.items() if variant is plain)
-        return self.variants[present]
-
 
 #: The scripts by the name of the script of a lock.
 SEAT_SCRIPTS: Final = {name: SeatScript(SCRIPTS[name]) for name in _FILES if name in SCRIPTS}
-
-
-@functools.cache
-def _variant_on_seat(plain: ScriptVariant) -> ScriptVariant:
-    return SEAT_SCRIPTS[plain.name].variant_like(plain)
-
-
-def seat_command(
-    command: tuple[ScriptVariant, tuple[str, ...]], keys: LockKeys, seats: int
-) -> tuple[ScriptVariant, tuple[str, ...]]:
-    """Return a command for one seat, instead of the command for a name that is one lock.
-
-    Args:
-        command: The command of a script that has a file in ``seats/``.
-        keys: Keys of the name.
-        seats: ``LockName.seats``.
-    """
-    if seats == ONE_SEAT:
-        return command
-    plain, texts = command
-    number, variant = len(plain.keys), _variant_on_seat(plain)
-    own_keys = map(keys.named, variant.keys[number:])
-    return variant, (*texts[:number], *own_keys, str(seats), *texts[number:])
