@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from . import PARTS, SCRIPTS, Script, lua_files
-from .header import Parameter, check_parts, read_header, with_parts
+from .header import Parameter, read_header, with_parts
 
-__all__ = ["SEAT_SCRIPTS", "SHARED_PARTS", "SeatScript"]
+__all__ = ["SEAT_SCRIPTS", "SHARED_PARTS"]
 
 _FILES: Final = lua_files("seats")
 #: Parts that several of the files share, by their path.
@@ -24,26 +24,14 @@ _PARTS: Final = {**PARTS, **SHARED_PARTS}
 _OWN_KEYS, _SEAT_LIMIT = (Parameter("seats"), Parameter("absent")), Parameter("seat_limit")
 
 
-class SeatScript(Script):
-    """A script that runs another one on a seat.
-
-    Raises :class:`ValueError` for a header or an ``@include`` that is malformed.
-
-    Args:
-        script: The script of a lock.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, script: Script) -> None:
-        self.name = f"seats/{script.name}"
-        text, plain = _FILES[script.name], script.header
-        more = tuple(key for key in _OWN_KEYS if key not in plain.keys)
-        header = plain._replace(keys=(*plain.keys, *more), args=(_SEAT_LIMIT, *plain.args))
-        header = read_header(self.name, text, header)
-        check_parts(self.name, text, _PARTS, header)
-        self._define(header, f"\nlocal function on_seat(...)\n{script.body}\nend\n{with_parts(text, _PARTS)}")
+def _on_seat(name: str, text: str) -> Script:
+    """Return the script that runs another one on a seat."""
+    plain = SCRIPTS[name]
+    more = tuple(key for key in _OWN_KEYS if key not in plain.keys)
+    header = plain.header._replace(keys=(*plain.keys, *more), args=(_SEAT_LIMIT, *plain.args))
+    body = f"\nlocal function on_seat(...)\n{plain.body}\nend\n{with_parts(text, _PARTS)}"
+    return Script(f"seats/{name}", read_header(f"seats/{name}", text, header), body)
 
 
 #: The scripts by the name of the script of a lock.
-SEAT_SCRIPTS: Final = {name: SeatScript(SCRIPTS[name]) for name in _FILES if name in SCRIPTS}
+SEAT_SCRIPTS: Final = {name: _on_seat(name, text) for name, text in _FILES.items() if name in SCRIPTS}

@@ -27,6 +27,7 @@ from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import SCRIPTS, Script
 from celery_dlock.store.redis.scripts.seated import SEAT_SCRIPTS
 from celery_dlock.store.redis.store import RedisStore
+from tests.support.scripts import all_variants
 
 NAME = shared_name("x")
 KEYS = LockKeys.of("dlock", NAME)
@@ -154,7 +155,7 @@ def test_command_sends_each_value_under_the_name_in_the_header(name: str, comman
 
 def test_cases_cover_every_variant_of_their_scripts() -> None:
     covered = {command[0] for _, command, _ in CASES}
-    assert covered == {variant for name, *_ in CASES for variant in SCRIPTS[name].all_variants()}
+    assert covered == {variant for name, *_ in CASES for variant in all_variants(SCRIPTS[name])}
 
 
 def test_command_sends_values_under_the_names_of_the_header() -> None:
