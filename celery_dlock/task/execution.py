@@ -18,7 +18,7 @@ from ..locking.lease import BypassLease, Lease
 from ..locking.owner import OwnerContext
 from ..messaging.message import PROPERTY, Delivery, RawMessage
 from ..messaging.results import Replaced, store_started
-from ..messaging.ticks import Tick, tick_of, unstamped
+from ..messaging.tick_header import Tick, tick_of, unstamped
 from ..options.durations import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, Held, Identity, Queued, QueueRequest, Refusal, Requester
