@@ -91,9 +91,7 @@ def feed(listeners: Listeners, app: Celery, monitored_as: Callable[[Kind | None]
     def send_monitor_event(event: Event, node: str) -> None:
         facts = ("name", "owner", "token", "reason", *(("local",) if event.kind == "bypassed" else ()))
         with app.events.default_dispatcher(hostname=node) as dispatcher:
-            dispatcher.send(
-                f"dlock-{event.kind}", uuid=event.task_id, **{fact: getattr(event, fact) for fact in facts}
-            )
+            dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **{fact: getattr(event, fact) for fact in facts})
 
     # One filter for both, because each run of a task asks it twice.
     listeners.add(tell, lambda kind: _SIGNALS[kind].receivers or monitored_as(kind))

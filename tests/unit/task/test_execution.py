@@ -114,19 +114,19 @@ def replaced(**facts: Any) -> SimpleNamespace:
 @pytest.mark.invariant("newer-wire-is-left-alone")
 def test_message_of_a_newer_worker_is_republished_though_its_options_are_unknown() -> None:
     app = Celery("newer", broker="memory://", set_as_current=False)
-    app.conf.dlock_url = "memory://"
+    app.conf.update(dlock_url="memory://", task_default_queue="newer")  # all apps of a process share memory://
     ran: list[int] = []
 
     @singleton_task(app=app, name="newer.post", once_per="tick")
     def post(n: int) -> None:
         ran.append(n)
 
-    raw = RawMessage(json.dumps([[7], {}, {}]), "application/json", "utf-8", NEWER_HEADERS, {}, "celery")
+    raw = RawMessage(json.dumps([[7], {}, {}]), "application/json", "utf-8", NEWER_HEADERS, {}, "newer")
     delivery = Delivery("owner1", 0.0, 0.0, False, tuple(raw), newer_wire=WIRE_VERSION + 1)
     request = {"id": "id1", "properties": {PROPERTY: tuple(delivery)}, "delivery_info": {}, "hostname": "here"}
     app.finalize()
     build_tracer(post.name, post, app=app)("id1", (7,), {}, request)
-    with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+    with app.connection_for_read() as connection, connection.SimpleQueue("newer") as queue:
         republished = queue.get(block=False)
     assert {name: republished.headers[name] for name in NEWER_HEADERS} == NEWER_HEADERS
     assert not ran
