@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery_dlock.keys.bound_arguments import ArgumentBinder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_dlock.errors import InvalidLockOptions, LockKeyError
 from celery_dlock.keys import key_spec
+from celery_dlock.keys.bound_arguments import ArgumentBinder
 from celery_dlock.keys.key_spec import KeySpec, shared_name
 from tests.unit.keys.naming import name_text, without_digest
 
