@@ -98,8 +98,8 @@ class Backend(Protocol):
 
         It is called with a lock name and a guard whose token :meth:`Session.commit` has written. It returns whether
         that guard still exists. From then on, :meth:`Session.end_guard` returns false until the transaction has ended.
-        It also writes the run mark of the guard, in the transaction: :meth:`Session.mark` returns that mark from the
-        commit on, also if it has read an earlier one before it ended the guard.
+        It also writes the run mark of the guard, in the transaction. From the commit on, :meth:`Session.mark` returns
+        that mark. A session that read an earlier one reads it again after :meth:`Session.end_guard`.
 
         Raises:
             GuardRefused: The data of this store are not in the database of the connection, or no transaction is open.

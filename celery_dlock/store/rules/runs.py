@@ -70,8 +70,8 @@ def save_run_mark(records: Records, acquisition: str, ending: ReleaseRequest) ->
 def settle_run(records: Records, acquisition: str, ending: ReleaseRequest) -> tuple[str, Mark] | None:
     """Return the tick and the run mark that a transaction of the user writes; None if the run has no run mark.
 
-    From now on, the transaction alone decides. Until it commits, the run counts as one that did not succeed: if its
-    process dies, the effect is rolled back with the mark, so the outcome is known.
+    From now on, the transaction alone decides. Until it commits, the run counts as one that did not succeed. If its
+    process dies, the mark is rolled back with the rows, so the outcome is known.
     """
     if not ending.used_ms:
         return None
