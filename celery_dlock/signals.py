@@ -10,7 +10,7 @@ A new kind of event needs an entry in ``Kind`` (:mod:`.locking.events`), a signa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from celery.utils.dispatch import Signal
 
@@ -79,19 +79,19 @@ def feed(listeners: Listeners, app: Celery, monitored_as: Callable[[Kind | None]
     """
 
     def tell(event: Event) -> None:
-        sender = app.tasks.get(event.task) if event.task else None
-        _SIGNALS[event.kind].send(sender=sender, event=event)
-        if (node := monitored_as(event.kind)) is not None:
-            fields: dict[str, Any] = {
-                "name": event.name,
-                "owner": event.owner,
-                "token": event.token,
-                "reason": event.reason,
-            }
-            if event.kind == "bypassed":
-                fields["local"] = event.local
-            with app.events.default_dispatcher(hostname=node) as dispatcher:
-                dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **fields)
+        # The monitor event comes first: a receiver may raise SystemExit, which leaves `send`. And a broker that is away
+        # takes no event from the receivers.
+        try:
+            if (node := monitored_as(event.kind)) is not None:
+                send_monitor_event(event, node)
+        finally:
+            sender = app.tasks.get(event.task) if event.task else None
+            _SIGNALS[event.kind].send(sender=sender, event=event)
+
+    def send_monitor_event(event: Event, node: str) -> None:
+        facts = ("name", "owner", "token", "reason", *(("local",) if event.kind == "bypassed" else ()))
+        with app.events.default_dispatcher(hostname=node) as dispatcher:
+            dispatcher.send(f"dlock-{event.kind}", uuid=event.task_id, **{fact: getattr(event, fact) for fact in facts})
 
     # One filter for both, because each run of a task asks it twice.
     listeners.add(tell, lambda kind: _SIGNALS[kind].receivers or monitored_as(kind))

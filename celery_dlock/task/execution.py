@@ -18,7 +18,7 @@ from ..locking.lease import BypassLease, Lease
 from ..locking.owner import OwnerContext
 from ..messaging.message import PROPERTY, Delivery, RawMessage
 from ..messaging.results import Replaced, store_started
-from ..messaging.ticks import Tick, tick_of, unstamped
+from ..messaging.tick_header import Tick, tick_of, unstamped
 from ..options.durations import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, Held, Identity, Queued, QueueRequest, Refusal, Requester
@@ -126,6 +126,8 @@ class Execution:
         headers = delivery.raw[_HEADERS] if delivery else request.headers
         if not request.headers and "headers" not in (headers or ()):
             request.headers = None  # as in a run without this library
+        if delivery and delivery.newer_wire:
+            headers = None  # A newer worker gets the message; this one may not be able to read its options.
         self.runtime = runtime = task.dlock
         self.call = call = call_of(task, headers, enabled=runtime.switch.on)
         self.options = options = call.options

@@ -10,13 +10,20 @@ import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import redis
+from celery import Celery
 
+from celery_dlock import singleton_task
+from celery_dlock.control.audit import Audit
 from celery_dlock.keys.lock_name import LockName, shared_name
+from celery_dlock.locking.events import Listeners
 from celery_dlock.messaging.message import Delivery, FirstReceipt, RawMessage, _header_of_copy
+from celery_dlock.messaging.message_times import with_sent_time
 from celery_dlock.messaging.parked import ParkedMessage
+from celery_dlock.messaging.tick_header import Tick, header_for
 from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.claim_model import ClaimRequest
@@ -24,6 +31,9 @@ from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Renewal, Requester
 from celery_dlock.store.operator import OperatorStore
+from celery_dlock.store.redis.commands import command
+from celery_dlock.store.redis.keys import LockKeys
+from celery_dlock.task.call_options import headers_for
 from celery_dlock.worker.crash_record import HeldLease, HostIdentity, ProcessIdentity, WorkerRecord
 from tests.support.servers import Server
 
@@ -40,6 +50,9 @@ RECORD: Final = WorkerRecord(
     ),
 )
 BROKER: Final = "redis://broker:6379/0"
+#: The options of one call, which its message carries: a list, a text and numbers.
+CALL_OPTIONS: Final = {"key": ("n",), "on_conflict": "queue", "ttl": 45.5, "queue_limit": 3}
+TICK: Final = Tick("entry1", 1_790_000_000.0)
 Key = dict[str, Any]
 
 
@@ -169,12 +182,50 @@ def done(store: OperatorStore, name: LockName) -> None:
     store.release(name, "a.1", ending("id1"))
 
 
+def audited(store: OperatorStore, name: LockName) -> None:
+    audit_of(store).record("hold", name.text, "a deploy", "held for 60 s")
+
+
+def audit_of(store: OperatorStore) -> Audit:
+    # With a name to send events, as in a worker, the audit itself sends none.
+    runtime: Any = SimpleNamespace(listeners=Listeners(), monitored_as=lambda: "node1")
+    made = Audit(Celery(set_as_current=False), runtime, store, "ada")
+    made.host = "host1"
+    return made
+
+
+def quarantined(store: OperatorStore, name: LockName) -> None:
+    quarantine_left_ms(store, name)
+
+
+def quarantine_left_ms(store: Any, name: LockName) -> int:
+    """Start the quarantine of one bucket, unless it has a record of this server. Return how long it lasts."""
+    record = LockKeys.of("dlock", name).named("quarantine")
+    start = command("start_quarantine", None, quarantine=record, quarantine_ms=str(TTL), failover_epoch="0")
+    return int(store._run_safe(start))
+
+
+def sweeping(store: OperatorStore, _: LockName) -> None:
+    """A worker has the sweep lease of its broker."""
+    store.sweep_lease(BROKER, "queues", "worker1", TTL)
+
+
+def announced(store: OperatorStore, _: LockName) -> None:
+    """A broker has workers."""
+    store.announce_workers(BROKER, TTL)
+
+
+def crash_recorded(store: OperatorStore, _: LockName) -> None:
+    store.save_worker_record("node1", "worker1", RECORD.text, TTL)
+
+
 #: What makes each state, of a name of its own.
 STATES: Final[dict[str, tuple[LockName, Callable[[OperatorStore, LockName], None]]]] = {
     state.__name__: (shared_name(f"sample-{state.__name__}"), state)
     for state in (
         held, noted, to_be_held, waiting, granted, published, declined, dead_letter, debounced, replacing, used,
         started, unknown, used_tick, claimed, reserved, kept, operated, done,
+        audited, quarantined, sweeping, announced, crash_recorded,
     )
 } | {"seated": (shared_name("sample-seated")._replace(seats=2), seated)}  # fmt: skip
 
@@ -192,7 +243,21 @@ def frozen(client: redis.Redis) -> dict[str, Key]:
             "list": lambda key=key: client.lrange(key, 0, -1),
         }
         found[key] = {"type": kind, "value": read[kind](), "expires": client.pttl(key) > 0}
-    return found
+    return with_ids(found, {own: f"<{of}>" for of, own in ids_of(client).items()})
+
+
+def ids_of(client: redis.Redis) -> dict[str, str]:
+    """Return the ids of a server, by which a quarantine knows it."""
+    info = client.info()
+    return {of: info[of] for of in ("run_id", "master_replid")}
+
+
+def with_ids(keys: dict[str, Key], ids: dict[str, str]) -> dict[str, Key]:
+    text = json.dumps(keys)
+    for before, after in ids.items():
+        text = text.replace(before, after)
+    changed: dict[str, Key] = json.loads(text)
+    return changed
 
 
 def as_of(time_us: int, keys: dict[str, Key]) -> dict[str, Key]:
@@ -207,7 +272,8 @@ def thaw(client: redis.Redis, keys: dict[str, Key]) -> None:
     """Write frozen keys into an empty database, as if written a second ago. Those with an expiry live for an hour."""
     now_seconds, microseconds = client.time()
     second_ago_us = (now_seconds - 1) * 1_000_000 + microseconds
-    for key, found in as_of(second_ago_us, keys).items():
+    ids = {f"<{of}>": own for of, own in ids_of(client).items()}
+    for key, found in with_ids(as_of(second_ago_us, keys), ids).items():
         value = found["value"]
         write: dict[str, Callable[[], Any]] = {
             "string": lambda: client.set(key, value),  # noqa: B023  # called in this round
@@ -237,13 +303,28 @@ def write_states(server: Server) -> dict[str, dict[str, Key]]:
     return states
 
 
+def task() -> Any:
+    """Return a task that permits the options of a call."""
+    app = Celery(set_as_current=False)
+    app.conf.update(dlock_url="memory://", dlock_call_options="all")
+
+    @singleton_task(app=app, name="app.post")
+    def post(n: int) -> None: ...
+
+    app.finalize()
+    return app.tasks["app.post"]
+
+
 def write_messages() -> dict[str, Any]:
-    """Return the headers of republished messages, and the record of a worker, as this version writes them."""
+    """Return headers of messages, and the record of a worker, as this version writes them."""
     delivery = Delivery("o", 0.0, 0.0, False, (), conflict_retries=2, grant_id="7")  # a plain field
     identity = Identity("id1", 1)
     return {
         "ranked": _header_of_copy(delivery, identity, RANK_US, RECEIPT, conflict=True, redelivered=True),
         "unranked": _header_of_copy(delivery, identity, None, RECEIPT, conflict=False, redelivered=False),
+        "called": headers_for(task(), CALL_OPTIONS, None),
+        "sent": with_sent_time({}),
+        "tick": header_for("app.post", *TICK),
         "worker": RECORD.text,
     }
 

@@ -10,23 +10,31 @@ from typing import Any, Final
 import pytest
 
 from celery_dlock.keys.lock_name import LockName
-from celery_dlock.messaging.message import RepublishHeader
+from celery_dlock.messaging.message import RepublishHeader, sent_us
 from celery_dlock.messaging.parked import ParkedMessage
+from celery_dlock.messaging.tick_header import tick_of
 from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import Acquired, Duplicate, Identity, Renewal, Requester, StopRequest, Unknown, Used
 from celery_dlock.store.operator import OperatorStore
+from celery_dlock.task.call_options import call_of
 from celery_dlock.worker.crash_record import WorkerRecord
 from tests.support.servers import Server
 from tests.wire.states import (
+    BROKER,
+    CALL_OPTIONS,
     RANK_US,
     RECEIPT,
     RECORD,
     STATES,
+    TICK,
     TTL,
+    audit_of,
     ending,
     operator_store,
+    quarantine_left_ms,
     request,
+    task,
     thaw,
     write_messages,
     write_states,
@@ -83,7 +91,12 @@ def taken_by_the_retry(store: OperatorStore, name: LockName) -> Any:
     return type(store.acquire(name, "c.1", TTL, request("id1")._replace(identity=Identity("id1", 1))))
 
 
-#: What the next call finds in each state.
+def last_action(store: OperatorStore, _: LockName) -> Any:
+    (last,) = audit_of(store).records(10)
+    return last.action, last.detail, last.user, last.host, last.reason
+
+
+#: What the next call, worker or operator finds in each state.
 NEXT: Final[dict[str, tuple[Callable[[OperatorStore, LockName], Any], Any]]] = {
     "held": (lambda store, name: store.release(name, "a.1", ending("id1")).ours, True),
     "waiting": (released, "id2"),
@@ -105,6 +118,12 @@ NEXT: Final[dict[str, tuple[Callable[[OperatorStore, LockName], Any], Any]]] = {
     "kept": (lambda store, name: acquired(store, name).holder.kind, "min_hold"),
     "operated": (lambda store, name: acquired(store, name).holder.kind, "operator"),
     "done": (lambda store, name: type(store.acquire(name, "c.1", TTL, request("id1", redelivered=True))), Duplicate),
+    "audited": (last_action, ("hold", "held for 60 s", "ada", "host1", "a deploy")),
+    # The quarantine of this server ended a second ago. Without a record, one would begin.
+    "quarantined": (lambda store, name: quarantine_left_ms(store, name) <= 0, True),
+    "sweeping": (lambda store, name: store.sweep_lease(BROKER, "queues", "worker2", TTL) > 0, True),
+    "announced": (lambda store, name: store.has_workers(BROKER), True),
+    "crash_recorded": (lambda store, name: store.worker_records("node1"), {"worker1": RECORD.text}),
 }
 
 
@@ -120,8 +139,9 @@ def test_state_that_an_earlier_version_wrote_is_understood(server: Server, sampl
 
 
 def shape(written: Any) -> str:
-    """The text without what differs from run to run: times, and what is left of a life of an hour."""
-    text = re.sub(r"(?<!\d)(\d{16}(\.0)?|\d{10})(?!\d)", "TIME", json.dumps(written, sort_keys=True))
+    """The text without what differs from run to run: times, the ids of actions, what is left of a life of an hour."""
+    text = re.sub(r'(?<=\\"id\\": \\")[0-9a-f]{32}', "ID", json.dumps(written, sort_keys=True))
+    text = re.sub(r"(?<!\d)(\d{16}(\.0)?|\d{10}(\.\d+)?)(?!\d)", "TIME", text)
     return re.sub(r"(?<!\d)(3600000|359\d{4})(?!\d)", "LIFE", text)
 
 
@@ -147,3 +167,7 @@ def test_header_and_record_that_an_earlier_version_wrote_are_understood(sample: 
     unranked = RepublishHeader.of(messages["unranked"], identity)
     assert unranked == RepublishHeader(None, 2, "7", 1, first_receipt=RECEIPT)
     assert WorkerRecord.from_text(messages["worker"]) == RECORD
+    call = call_of(task(), messages["called"])
+    assert {name: getattr(call.options, name) for name in CALL_OPTIONS} == CALL_OPTIONS
+    assert sent_us(messages["sent"]) == messages["sent"]["dlock_sent"] > 10**15
+    assert tick_of("app.post", messages["tick"], TICK.due) == TICK

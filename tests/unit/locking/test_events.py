@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from celery import Celery
+from typing_extensions import Self
 
 from celery_dlock import signals
 from celery_dlock.locking.events import Event, Kind, Listeners
@@ -130,3 +131,58 @@ def test_a_receiver_that_raises_changes_nothing(fed: tuple[Celery, Listeners]) -
     signals.lock_acquired.connect(receive)
     listeners.emit("acquired", **FACTS)
     assert len(received) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_monitor_event_is_sent_though_a_receiver_ends_the_thread(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch, fed: tuple[Celery, Listeners]
+) -> None:
+    app, _ = fed
+    listeners, sent = Listeners(), a_monitor(app, monkeypatch)
+    feed(listeners, app, lambda kind: "node1")
+
+    def end(**_: object) -> None:
+        raise SystemExit
+
+    getattr(signals, f"lock_{kind}").connect(end)
+    with pytest.raises(SystemExit):
+        listeners.emit(kind, **FACTS)
+    facts = {"name": "x:1", "owner": "me", "token": 7, "reason": "because"}
+    assert sent == [(f"dlock-{kind}", {"uuid": "id", **facts, **({"local": False} if kind == "bypassed" else {})})]
+
+
+def test_receiver_gets_the_event_though_the_broker_takes_no_monitor_event(
+    monkeypatch: pytest.MonkeyPatch, fed: tuple[Celery, Listeners]
+) -> None:
+    app, _ = fed
+    listeners, received = Listeners(), list[Event]()
+    a_monitor(app, monkeypatch, error=ConnectionError("gone"))
+    feed(listeners, app, lambda kind: "node1")
+
+    def receive(event: Event, **_: object) -> None:
+        received.append(event)
+
+    signals.lock_lost.connect(receive)
+    listeners.emit("lost", **FACTS)
+    assert received == [Event(kind="lost", **FACTS)]
+
+
+def a_monitor(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, *, error: Exception | None = None
+) -> list[tuple[str, dict[str, object]]]:
+    """Return the list of the monitor events of an app; with an error, the broker takes none."""
+    sent: list[tuple[str, dict[str, object]]] = []
+
+    class Dispatcher:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def send(self, kind: str, **fields: object) -> None:
+            if error:
+                raise error
+            sent.append((kind, fields))
+
+    monkeypatch.setattr(app.events, "default_dispatcher", lambda hostname: Dispatcher())
+    return sent

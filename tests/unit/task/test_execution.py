@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Celery
+from celery.app.trace import build_tracer
 
-from celery_dlock.store.model import AcquireRequest
+from celery_dlock import singleton_task
+from celery_dlock.messaging.message import PROPERTY, Delivery, RawMessage
+from celery_dlock.messaging.wire import WIRE_VERSION
+from celery_dlock.store.model import AcquireRequest, Identity
 from celery_dlock.task import execution
 from celery_dlock.task.execution import Execution
 from celery_dlock.task.outcomes import NotRepublished
 from tests.unit.fakes import a_name
 
+#: Headers of which this version reads nothing: options that it does not know, and a due time of another form.
+NEWER_HEADERS = {
+    "task": "newer.post",
+    "id": "id1",
+    "dlock_call": {"task": "newer.post", "options": '{"option_of_tomorrow": 1}'},
+    "dlock_tick": "of tomorrow",
+    "dlock": {"wire": WIRE_VERSION + 1, "identity": Identity("id1").digest},
+}
 NOT_QUEUED = {"rank_us": None, "grant_id": "", "is_copy": False, "newer_wire": 0}
 
 
@@ -95,3 +109,24 @@ def test_run_that_keeps_its_delivery_asks_again_with_its_rank(monkeypatch: pytes
 
 def replaced(**facts: Any) -> SimpleNamespace:
     return SimpleNamespace(**facts)
+
+
+@pytest.mark.invariant("newer-wire-is-left-alone")
+def test_message_of_a_newer_worker_is_republished_though_its_options_are_unknown() -> None:
+    app = Celery("newer", broker="memory://", set_as_current=False)
+    app.conf.update(dlock_url="memory://", task_default_queue="newer")  # all apps of a process share memory://
+    ran: list[int] = []
+
+    @singleton_task(app=app, name="newer.post", once_per="tick")
+    def post(n: int) -> None:
+        ran.append(n)
+
+    raw = RawMessage(json.dumps([[7], {}, {}]), "application/json", "utf-8", NEWER_HEADERS, {}, "newer")
+    delivery = Delivery("owner1", 0.0, 0.0, False, tuple(raw), newer_wire=WIRE_VERSION + 1)
+    request = {"id": "id1", "properties": {PROPERTY: tuple(delivery)}, "delivery_info": {}, "hostname": "here"}
+    app.finalize()
+    build_tracer(post.name, post, app=app)("id1", (7,), {}, request)
+    with app.connection_for_read() as connection, connection.SimpleQueue("newer") as queue:
+        republished = queue.get(block=False)
+    assert {name: republished.headers[name] for name in NEWER_HEADERS} == NEWER_HEADERS
+    assert not ran
