@@ -28,10 +28,11 @@ class PostgreSQL:
 
     Args:
         folder: A folder of the server's user.
+        further: Further options.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.port, self._folder = free_port(), folder
+    def __init__(self, folder: Path, further: tuple[str, ...] = ()) -> None:
+        self.port, self._folder, self._further = free_port(), folder, further
         self._binaries = max(PLACE.glob("*/bin"), key=lambda path: int(path.parent.name))
         self._server: subprocess.Popen[bytes] | None = None
 
@@ -51,7 +52,7 @@ class PostgreSQL:
         log = self._folder / "log"
         # The files survive a killed server, so tests need no flush to the disk.
         options = ["-c", f"listen_addresses={HOST}", "-c", "fsync=off", "-p", str(self.port), "-k", str(self._folder)]
-        command: list[str | Path] = [self._binaries / "postgres", "-D", self._folder / "data", *options]
+        command: list[str | Path] = [self._binaries / "postgres", "-D", self._folder / "data", *options, *self._further]
         # INT: a fast end, which takes the server's own processes along.
         self._server = server = spawn(command, log, user=USER, death_signal="INT")
         eventually(lambda: _answers(self.url) or server.poll() is not None, within=60, message=f"PostgreSQL, see {log}")
@@ -93,12 +94,12 @@ class PostgreSQL:
 
 
 @contextmanager
-def own_postgresql() -> Iterator[PostgreSQL]:
-    """Return a context with a fresh server, which is gone afterwards."""
+def own_postgresql(*further: str) -> Iterator[PostgreSQL]:
+    """Return a context with a fresh server with further options, which is gone afterwards."""
     # Not pytest's folder: that is closed to other users, and the server refuses to run as root.
     folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
     shutil.chown(folder, USER, USER)
-    made = PostgreSQL(folder)
+    made = PostgreSQL(folder, further)
     try:
         made.install()
         made.start()
@@ -109,9 +110,9 @@ def own_postgresql() -> Iterator[PostgreSQL]:
 
 
 @contextmanager
-def running_postgresql() -> Iterator[str]:
-    """The URL of a fresh server, which is gone afterwards."""
-    with own_postgresql() as server:
+def running_postgresql(*further: str) -> Iterator[str]:
+    """The URL of a fresh server with further options, which is gone afterwards."""
+    with own_postgresql(*further) as server:
         yield server.url
 
 

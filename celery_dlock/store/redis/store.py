@@ -330,7 +330,7 @@ class RedisStore:
     def info(self) -> StoreInfo:
         return store_info(self._topology.everywhere(read_info), clustered=self._topology.clustered)
 
-    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+    def guard(self, name: LockName, acquisition: str, connection: Any, settles: ReleaseRequest | None = None) -> bool:
         raise GuardRefused(NO_GUARD)
 
     def release_listener(self, name: LockName) -> ReleaseListener:
