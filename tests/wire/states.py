@@ -1,6 +1,6 @@
 """States of lock names, as this version writes them; `python -m tests.wire.states FILE` freezes them.
 
-A sample is frozen once for each wire version. Later versions must understand it (tests/wire/test_samples.py).
+They are frozen once for each wire version. Later versions must understand them (tests/wire/test_frozen_states.py).
 """
 
 import json

@@ -78,7 +78,7 @@ def acquire(
     request: AcquireRequest,
     quarantine: tuple[str, ...] = (),
 ) -> Command:
-    """Return the command that takes a lock. A request with a place in the queue runs the script acquire_queued.
+    """Return the command that takes a lock. A request that may wait in the queue runs the script acquire_queued.
 
     Args:
         keys: Keys of the lock.
@@ -127,7 +127,7 @@ def acquire(
 def _acquire_queued(
     keys: LockKeys,
     request: AcquireRequest,
-    place: QueueRequest,
+    queue: QueueRequest,
     quarantine: tuple[str, ...],
     names: tuple[str, ...],
     args: tuple[str, ...],
@@ -137,7 +137,7 @@ def _acquire_queued(
     Args:
         keys: Keys of the lock.
         request: The caller, its message, and the task's options. It has an identity.
-        place: The message to park, and its place in the queue.
+        queue: The message to park, and its place in the queue.
         quarantine: As for :func:`acquire`.
         names: First keys, as for :func:`acquire`.
         args: First arguments, as for :func:`acquire`.
@@ -145,13 +145,13 @@ def _acquire_queued(
     args += (
         *_of_copy(request),
         keys.name,
-        place.entry,
-        str(place.limit),
-        "1" if place.evict_oldest else "0",
-        str(place.after_us),
-        str(place.sent_us),
-        place.grant_id,
-        "1" if place.park_duplicate else "0",
+        queue.entry,
+        str(queue.limit),
+        "1" if queue.evict_oldest else "0",
+        str(queue.after_us),
+        str(queue.sent_us),
+        queue.grant_id,
+        "1" if queue.park_duplicate else "0",
     )
     if request.min_hold_ms:
         args += (str(request.min_hold_ms),)
@@ -159,17 +159,17 @@ def _acquire_queued(
         names += (keys.run(request.tick), keys.named("unsettled"))
         args += _of_run(request)
     names += (*keys.queue(), keys.named("dead"), keys.wake)
-    if place.debounce:
+    if queue.debounce:
         names += (keys.named("debounced"),)
-        args += tuple(map(str, place.debounce))
-    if place.replace:
+        args += tuple(map(str, queue.debounce))
+    if queue.replace:
         names += (keys.named("replaced"),)
-        args += tuple(map(str, place.replace))
+        args += tuple(map(str, queue.replace))
     if quarantine:
         names += (keys.named("quarantine"),)
         args += quarantine
     once, hold, quarantined = request.once, request.min_hold_ms > 0, quarantine != ()
-    groups = once, hold, place.debounce is not None, place.replace is not None, quarantined
+    groups = once, hold, queue.debounce is not None, queue.replace is not None, quarantined
     return _ACQUIRE_QUEUED[groups], names + args
 
 
