@@ -155,7 +155,7 @@ class RedlockStore(LockStore):
         holder, count = named(replies)
         return holder if count >= majority else None
 
-    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+    def guard(self, name: LockName, acquisition: str, connection: Any, settles: ReleaseRequest | None = None) -> bool:
         raise GuardRefused(NO_GUARD)
 
     def release_listener(self, name: LockName) -> ReleaseListener:

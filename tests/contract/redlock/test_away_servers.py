@@ -29,6 +29,7 @@ from tests.contract.redlock.helpers import KEYS, TIMEOUT, acquired, can_acquire,
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 from tests.support.proxy import Proxy
+from tests.support.scripts import shas
 from tests.support.servers import LOCK_PASSWORD, Server
 from tests.support.stores import name_in
 from tests.support.topologies import RedlockSet
@@ -178,7 +179,7 @@ def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(fiv
         acquired(store, "o.1")
         store.release(NAME, "o.1", ReleaseRequest())
         eventually(lambda: not store._servers.busy)
-        proxies[0].set_mode("cut_reply", containing=SCRIPTS["adopt_token"].shas)
+        proxies[0].set_mode("cut_reply", containing=shas(SCRIPTS["adopt_token"]))
         for proxy in proxies[3:]:
             proxy.set_delay(0.2, 0.2)
         answer = store.acquire(NAME, "o.2", 10 * TTL, request_of())
