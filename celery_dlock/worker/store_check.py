@@ -81,7 +81,7 @@ class StoreCheck:
 
     def __init__(self, runtime: Runtime, goes_on: Callable[[], bool], *, parks: bool) -> None:
         settings = runtime.settings
-        self._place = ", ".join(location.shown for location in settings.locations)
+        self._urls = ", ".join(location.shown for location in settings.locations)
         self._locations = settings.locations
         self._prefix = settings.prefix
         self._parks = parks
@@ -100,7 +100,7 @@ class StoreCheck:
         )
 
     def start(self) -> None:
-        logger.info("locks: %s, prefix %s", self._place, self._prefix)
+        logger.info("locks: %s, prefix %s", self._urls, self._prefix)
         self.loop.start()
 
     def _run_round(self) -> float | None:
@@ -115,7 +115,7 @@ class StoreCheck:
             return pause
         if self._unreachable:
             self._unreachable = False
-            logger.info("lock store %s is reachable", self._place)
+            logger.info("lock store %s is reachable", self._urls)
         if self._away is None:
             self._judge(info)
         else:
@@ -128,14 +128,14 @@ class StoreCheck:
             self._unreachable = True
             state = "is unreachable" if str(error).startswith(_NO_ANSWER) else "is not ready"
             reason = str(error).removeprefix(_NO_ANSWER).removeprefix(_REFUSED)
-            logger.warning("lock store %s %s, retrying every %g s: %s", self._place, state, pause, reason)
+            logger.warning("lock store %s %s, retrying every %g s: %s", self._urls, state, pause, reason)
 
     def _report_refusal(self, error: StoreRefused) -> None:
         reason = str(error).removeprefix(_REFUSED)
         if self._refuses_locks():
-            logger.error("lock store %s refuses every lock; action required: %s", self._place, reason)
+            logger.error("lock store %s refuses every lock; action required: %s", self._urls, reason)
         else:
-            logger.warning("cannot read the setup of lock store %s, so it is not checked: %s", self._place, reason)
+            logger.warning("cannot read the setup of lock store %s, so it is not checked: %s", self._urls, reason)
 
     def _refuses_locks(self) -> bool:
         """Return whether the store refuses locks too, and not only the commands that read its setup."""
@@ -155,9 +155,7 @@ class StoreCheck:
 
     def _away_servers(self, silent: Sequence[str]) -> Mapping[str, str]:
         """Return the texts about servers that did not answer, by the servers' names."""
-        return {
-            place.shown: text for place in self._locations for text in silent if text.startswith(f"{place.shown}: ")
-        }
+        return {one.shown: text for one in self._locations for text in silent if text.startswith(f"{one.shown}: ")}
 
     def _judge(self, info: StoreInfo) -> None:
         if info.duplicate_servers:
@@ -172,7 +170,7 @@ class StoreCheck:
             logger.warning(
                 "lock store %s may drop locks when its memory is full: its maxmemory-policy is %s; "
                 "action required: set it to noeviction",
-                self._place, info.eviction,
+                self._urls, info.eviction,
             )  # fmt: skip
         if info.replicas is not None and info.replicas < self._replicas:
             logger.warning(
