@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
+from alembic import command
+from alembic.config import Config
 from celery import Celery
 
 from celery_dlock.control import LockControl
@@ -125,9 +127,6 @@ def upgrade():
 
 
 def test_alembic_upgrade_makes_the_tables(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from alembic import command
-    from alembic.config import Config
-
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.dlock_url = place.dlock_url
     monkeypatch.setitem(sys.modules, "tests_alembic_app", type(sys)("tests_alembic_app"))

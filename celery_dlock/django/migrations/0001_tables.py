@@ -9,12 +9,14 @@ from ..tables import MakeTables
 
 
 class Migration(migrations.Migration):
+    """Version 1."""
+
     initial = True
     operations = (
         migrations.CreateModel(
             "Lock",
             [("id", models.AutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"))],
-            options=Lock._meta.original_attrs,
+            options=Lock._meta.original_attrs,  # noqa: SLF001  # as Django's own model states do
         ),
         MakeTables(1),
     )

@@ -12,7 +12,7 @@ from tests.support.apps.base import make_app
 
 app = make_app(
     "settling",
-    # Messages of a killed worker come back after this time.
+    # Messages of a killed worker are delivered again after this time.
     broker_transport_options={"visibility_timeout": 3},
     task_acks_late=True,
     task_reject_on_worker_lost=True,

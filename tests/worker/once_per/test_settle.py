@@ -16,7 +16,10 @@ from tests.support.postgresql_stores import migrated_schema, url_of
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
 
-pytestmark = [pytest.mark.servers, pytest.mark.invariant("settled-run-is-used-with-its-rows")]
+pytestmark = [
+    pytest.mark.servers, pytest.mark.usefixtures("show_logs"),
+    pytest.mark.invariant("settled-run-is-used-with-its-rows"),
+]  # fmt: skip
 
 APP = "tests.support.apps.settling"
 #: The kills of one round, in random order, and the seconds between two of them.
@@ -81,7 +84,7 @@ def environment(tmp_path):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("calls", [40, pytest.param(500, marks=pytest.mark.slow)])
-def test_each_row_is_written_once_and_no_outcome_is_unknown(environment, show_logs, calls):
+def test_each_row_is_written_once_and_no_outcome_is_unknown(environment, calls):
     expected, book = list(range(calls)), environment.tasks.book
     for number in expected * 2:
         book.delay(number)
@@ -93,7 +96,7 @@ def test_each_row_is_written_once_and_no_outcome_is_unknown(environment, show_lo
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_some_row_is_written_twice_without_settle(environment, show_logs):
+def test_some_row_is_written_twice_without_settle(environment):
     """The control: the same calls and kills, with a guard only."""
     expected = list(range(300))
     for number in expected * 2:
