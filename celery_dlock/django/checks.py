@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004  # Django's name
 
 from ..config.settings import Settings
 from ..errors import InvalidLockOptions, NoLockStore, StoreUnavailable
 from ..runtime import Runtime
+from ..store.server_model import StoreInfo, may_evict
 from ..task.app_check import check_task, singleton_tasks, unlocked_tasks
 from .celery_app import celery_app, import_tasks
-
-if TYPE_CHECKING:
-    from ..store.server_model import StoreInfo
 
 __all__ = ["check_settings", "check_store", "check_tasks"]
 
@@ -79,7 +77,7 @@ def _store_warnings(urls: str, info: StoreInfo) -> Iterator[CheckMessage]:
             hint="Set appendonly yes on each of its servers.",
             id=f"{TAG}.W002",
         )
-    if info.eviction not in ("noeviction", ""):
+    if may_evict(info.eviction):
         yield Warning(
             f"lock store {urls} may delete locks when its memory is full: its maxmemory-policy is {info.eviction}",
             hint="Set maxmemory-policy noeviction.",

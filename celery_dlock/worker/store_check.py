@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 from ..errors import InvalidLockOptions, StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
 from ..options.durability import shown
+from ..store.server_model import StoreInfo, may_evict
 from ..utils.background import Loop, begin_thread
 from ..utils.log import logger
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
-    from ..store.server_model import StoreInfo
-
 __all__ = ["StoreCheck", "refuse_memory_in_several_processes", "refuse_without_disk"]
 
 
@@ -166,7 +165,7 @@ class StoreCheck:
             logger.warning(
                 "lock servers are unreachable, locks need a majority of the others: %s", "; ".join(info.unreachable)
             )
-        if info.eviction not in ("noeviction", ""):
+        if may_evict(info.eviction):
             logger.warning(
                 "lock store %s may drop locks when its memory is full: its maxmemory-policy is %s; "
                 "action required: set it to noeviction",
