@@ -28,7 +28,7 @@ class Database(NamedTuple):
 
     Args:
         name: Its name.
-        user: The user that runs it if the demo runs as root, as whom it refuses to start.
+        user: The user that runs it if the demo runs as root. The server refuses to run as root.
         install: The command that makes its files.
         serve: The command that runs it.
         url: The `dlock_url`.

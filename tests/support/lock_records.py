@@ -1,4 +1,4 @@
-"""What a lock store keeps, read and removed past the library: in Redis, or in the store of DLOCK_TEST_STORE."""
+"""The records of a lock store, read and removed past the library: in Redis, or in the store of DLOCK_TEST_STORE."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def life_ms(server: Server, found: str, db: int = 0) -> int:
     if tables := server.lock_tables(db):
         return next((lock.left_ms for lock in tables.held(found)), -2)
     with server.client(db) as client:
-        return client.pttl(found)  # type: ignore[return-value]  # no coroutine
+        return int(client.pttl(found))
 
 
 def forget(server: Server, found: str, db: int = 0) -> int:
@@ -44,7 +44,7 @@ def forget(server: Server, found: str, db: int = 0) -> int:
     if tables := server.lock_tables(db):
         return tables.forget(found)
     with server.client(db) as client:
-        return client.delete(found)  # type: ignore[return-value]  # no coroutine
+        return int(client.delete(found))
 
 
 def dead_letters(server: Server, name: LockName, db: int = 0) -> int:
@@ -52,7 +52,7 @@ def dead_letters(server: Server, name: LockName, db: int = 0) -> int:
     if tables := server.lock_tables(db):
         return sum(word == "dead" for word, _ in tables.parked(tables.row(name)))
     with server.client(db) as client:
-        return client.hlen(LockKeys.of("dlock", name).named("dead"))  # type: ignore[return-value]  # no coroutine
+        return int(client.hlen(LockKeys.of("dlock", name).named("dead")))
 
 
 def claimed_by(server: Server, name: LockName, db: int = 0) -> str | None:
@@ -60,4 +60,5 @@ def claimed_by(server: Server, name: LockName, db: int = 0) -> str | None:
     if tables := server.lock_tables(db):
         return tables.claimed_by(tables.row(name))
     with server.client(db) as client:
-        return client.hget(f"dlock:{{{name.bucket:03x}}}:claim:{name.text}", "id")  # type: ignore[return-value]
+        found: str | None = client.hget(f"dlock:{{{name.bucket:03x}}}:claim:{name.text}", "id")
+        return found

@@ -86,7 +86,7 @@ class PolicyEnvironment:
         lock_records.forget(self.lock_server, lock_records.key(self.lock_server, name, 2), 2)
 
     def records(self):
-        """What the store keeps, as far as it names locks."""
+        """Return the key of each record of the store that belongs to a lock."""
         return lock_records.records(self.lock_server, 2)
 
     def locked(self, task, n):
