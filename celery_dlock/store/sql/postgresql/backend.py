@@ -18,6 +18,7 @@ from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
 from ...model import Released
 from ...rules.data import Guard
+from ...server_model import StoreInfo
 from ..backend import Lease, SQLBackend
 from ..guard import NO_TRANSACTION, UserTransaction
 from ..listener import WAKE_US
@@ -111,6 +112,9 @@ class PostgreSQLBackend(SQLBackend):
                 session.commit(Changes(wakes=1))
 
         return Listener(self.calls, self._ask, self.sql, self.key(name), functools.partial(self._plain, name), pass_on)
+
+    def info(self) -> StoreInfo:
+        return super().info()._replace(polls=self.pool.pooled)
 
     def close(self) -> None:
         self.calls.close()

@@ -54,7 +54,7 @@ class WaitingCalls:
 
     @contextmanager
     def entered(self, acquisition: str) -> Iterator[Call]:
-        """Return a context in which a call hears of releases.
+        """Return a context in which releases can tell a call.
 
         Raises:
             StoreUnavailable: The connection could not be opened.

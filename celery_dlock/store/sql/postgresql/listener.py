@@ -54,9 +54,9 @@ class Listener(LineListener):
         name = f"~{uuid.uuid4().hex}"
         with self._calls.entered(name) as call:
             start = start_of(name, self._calls.channel)
-            found = self._ask(self._sql.join_to_wake, self._joining(start, timeout))
-            if not found or not found[0][0]:
-                return True  # no row: the lock is free; no entry: a wake-up was kept for this call
+            ((joined,),) = self._ask(self._sql.join_to_wake, self._joining(start, timeout))
+            if not joined:
+                return True  # a wake-up was kept for this call
             return self._told(call, name, start, timeout) is not False
 
     def _joining(self, start: str, seconds: float) -> dict[str, Any]:

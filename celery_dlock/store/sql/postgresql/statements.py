@@ -106,9 +106,11 @@ class Statements:
     tell = "SELECT pg_notify(%s, %s)"
     #: Join the line of a lock to be woken, or take the wake-up that was kept.
     join_to_wake = (
-        "UPDATE @.dlock_name AS n SET wake_us = 0, line = CASE WHEN n.wake_us > @us THEN n.line"
-        " ELSE coalesce(n.line, '{}') || (%(start)s::text || (@us + %(alive_us)s::bigint) || repeat(chr(31), 3)) END"
-        " WHERE name = %(name)s RETURNING coalesce(starts_with(n.line[array_upper(n.line, 1)], %(start)s), false)"
+        "INSERT INTO @.dlock_name AS n (name, line) VALUES (%(name)s,"
+        " ARRAY[%(start)s::text || (@us + %(alive_us)s::bigint) || repeat(chr(31), 3)])"
+        " ON CONFLICT (name) DO UPDATE SET wake_us = 0,"
+        " line = CASE WHEN n.wake_us > @us THEN n.line ELSE coalesce(n.line, '{}') || excluded.line END"
+        " RETURNING coalesce(starts_with(n.line[array_upper(n.line, 1)], %(start)s), false)"
     )
     leave = (
         "UPDATE @.dlock_name AS n SET line = ARRAY(SELECT u.entry FROM unnest(n.line) WITH ORDINALITY AS u (entry, i)"
