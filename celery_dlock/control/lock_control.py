@@ -17,7 +17,7 @@ from ..options.durations import seconds_within
 from ..options.error_texts import invalid_value
 from ..runtime import Runtime
 from ..store.acquisition import OPERATOR
-from ..store.factory import open_operator_store
+from ..store.factory import open_migrator, open_operator_store
 from ..store.model import Grant
 from ..store.operator import ListCursor
 from ..store.operator_model import (
@@ -121,6 +121,15 @@ class LockControl:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def table_statements(self, version: int) -> list[str]:
+        """Return the statements that make the tables of an SQL store, for a migration of Alembic. Asks no server.
+
+        Args:
+            version: The version of the tables. Each needs the version before it.
+        """
+        settings = self._runtime.settings
+        return open_migrator(settings.locations, timeout=settings.timeout).statements(version)
 
     # -- reading
 
