@@ -72,31 +72,23 @@ def dead_list(name: str | None, task: str | None, form: str | None) -> None:
         opened.show(opened.control.dead_letters(name, task=task, limit=_ALL).items, DEAD_LETTERS)
 
 
-@dead.command("requeue", help=f"{ACTIONS['requeue'].about} Targets: NAME, NAME/ID, --task or --all.")
-@click.argument("target", required=False)
-@option("--task", help="Only those of this task.")
-@option("--all", "every", is_flag=True, help="All dead letters.")
-@bulk
-def dead_requeue(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
-    name, wanted = _target(target, task, every or None)
-    with session() as opened:
-        _act(opened, "requeue", _letters(opened, name, wanted, task), wanted, how)
+def _dead_command(verb: str) -> None:
+    """Add a command that acts on dead letters."""
+
+    @dead.command(verb, help=f"{ACTIONS[verb].about} Targets: NAME, NAME/ID, --task or --all.")
+    @click.argument("target", required=False)
+    @option("--task", help="Only those of this task.")
+    @option("--all", "every", is_flag=True, help="All dead letters.")
+    @bulk
+    def act(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
+        name, wanted = _target(target, task, every or None)
+        with session() as opened:
+            found = opened.control.dead_letters(name, task=task, limit=_ALL).items
+            _act(opened, verb, [one for one in found if _matches(one, wanted, task)], wanted, how)
 
 
-@dead.command("drop", help=f"{ACTIONS['drop'].about} Targets: NAME, NAME/ID, --task or --all.")
-@click.argument("target", required=False)
-@option("--task", help="Only those of this task.")
-@option("--all", "every", is_flag=True, help="All dead letters.")
-@bulk
-def dead_drop(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
-    name, wanted = _target(target, task, every or None)
-    with session() as opened:
-        _act(opened, "drop", _letters(opened, name, wanted, task), wanted, how)
-
-
-def _letters(opened: Session, name: str | None, wanted: str, task: str | None) -> list[Any]:
-    found = opened.control.dead_letters(name, task=task, limit=_ALL).items
-    return [one for one in found if _matches(one, wanted, task)]
+for _verb in ("requeue", "drop"):
+    _dead_command(_verb)
 
 
 @click.group(cls=ListByDefault)

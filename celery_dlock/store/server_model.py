@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Quarantine", "StoreInfo"]
+__all__ = ["Quarantine", "StoreInfo", "may_evict"]
 
 
 class StoreInfo(NamedTuple):
@@ -17,6 +17,7 @@ class StoreInfo(NamedTuple):
         can_confirm_fsync: The store can confirm that a write is on disk (WAITAOF).
         replicas: The smallest number of replicas of one of its servers; None if it is unknown.
         duplicate_servers: The servers that the configuration lists under two names, as text; "" if there are none.
+        polls: Calls that wait for a lock look whether it is free. No release can wake them.
     """
 
     durable: bool
@@ -25,6 +26,12 @@ class StoreInfo(NamedTuple):
     can_confirm_fsync: bool = False
     replicas: int | None = None
     duplicate_servers: str = ""
+    polls: bool = False
+
+
+def may_evict(eviction: str) -> bool:
+    """Return whether a full store with this eviction policy may delete locks. Of an unknown one, nothing is said."""
+    return eviction not in ("noeviction", "")
 
 
 class Quarantine(NamedTuple):

@@ -17,7 +17,7 @@ from ..base import ReleaseRequest
 from ..engine.backend import Backend, Listed
 from ..location import StoreLocation
 from ..model import Acquired, AcquireRequest, Released, Renewal
-from ..operator import Place as ListPlace
+from ..operator import ListCursor
 from ..rules.texts import head_from_text
 from ..server_model import StoreInfo
 from .session import SessionStatements
@@ -50,7 +50,7 @@ class Lease(NamedTuple):
         key: The name of its row.
         owner: The acquisition that holds the lock.
         ttl_ms: Milliseconds that it is held from now on.
-        number: Its place in the call.
+        number: Its number in the call.
     """
 
     key: str
@@ -92,15 +92,15 @@ class SQLBackend(Backend, ABC):
         """Take a free lock. Return its token and the time; None if it is not free, or not plain."""
 
     @abstractmethod
-    def _release(self, key: str, acquisition: str) -> bool:
-        """End a plain lock. Return false if it is not held, or not plain."""
+    def _release(self, key: str, acquisition: str) -> Released | None:
+        """End a plain lock. Return None if it is not held, or not plain."""
 
     @abstractmethod
     def _renew(self, leases: list[Lease], within: float | None) -> list[int]:
         """Renew plain leases. Return the numbers of those that were renewed."""
 
     def key(self, name: LockName) -> str:
-        """Return the name of a row. Rows are in the order of :class:`~celery_dlock.store.operator.Place`."""
+        """Return the name of a row. Rows are in the order of :class:`~celery_dlock.store.operator.ListCursor`."""
         return f"{self._start}{name.bucket:03x}:{split_seat(name)[0]}"
 
     def _parts(self, key: str) -> tuple[int, str]:
@@ -108,14 +108,14 @@ class SQLBackend(Backend, ABC):
         bucket, _, text = key[len(self._start) :].partition(":")
         return int(bucket, 16), text
 
-    def places(self, listed: Listed, after: ListPlace | None, most: int) -> list[ListPlace]:
+    def cursors(self, listed: Listed, after: ListCursor | None, most: int) -> list[ListCursor]:
         sql = self._texts
         statements = {"name": sql.names, "run": sql.runs, "dead": sql.dead_letters, "queue": sql.queues}
         name, detail = (
             (self._start, "") if after is None else (self.key(LockName(after.name, after.bucket)), after.detail)
         )
         values = {"name": name, "detail": detail, "end": self._end, "most": most}
-        return [ListPlace(*self._parts(key), one) for key, one in self._ask(statements[listed], values)]
+        return [ListCursor(*self._parts(key), one) for key, one in self._ask(statements[listed], values)]
 
     def due(self, buckets: Sequence[int], most: int, within_us: int) -> list[LockName]:
         if time.monotonic() >= self._next_removal:
@@ -124,8 +124,8 @@ class SQLBackend(Backend, ABC):
         if not buckets:
             return []
         values = {
-            "place": len(self._start) + 1, "buckets": [f"{bucket:03x}" for bucket in buckets], "within_us": within_us,
-            "start": self._start, "end": self._end, "most": most,
+            "bucket_at": len(self._start) + 1, "buckets": [f"{bucket:03x}" for bucket in buckets],
+            "within_us": within_us, "start": self._start, "end": self._end, "most": most,
         }  # fmt: skip
         found = []
         for key, rest, now in self._ask(self._texts.due, values):
@@ -143,7 +143,8 @@ class SQLBackend(Backend, ABC):
     def info(self) -> StoreInfo:
         return StoreInfo(durable=bool(self._ask(self._texts.info)[0][0]), eviction="noeviction")
 
-    def acquire_plain(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | None:
+    def _plain(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> dict[str, Any] | None:
+        """Return the values of a plain acquire; None if the request is not plain."""
         plain = AcquireRequest(
             request.requester, request.identity, age_us=request.age_us, rank_us=request.rank_us, notify=request.notify,
             run_mark_ms=request.run_mark_ms, hold_if_unknown=request.hold_if_unknown, tick=request.tick,
@@ -153,9 +154,13 @@ class SQLBackend(Backend, ABC):
             return None
         identity = request.identity.digest if request.identity else ""
         holder = json.dumps([identity, *request.requester])
-        found = self._acquire({
+        return {
             "name": self.key(name), "owner": acquisition, "identity": identity, "ttl_ms": ttl_ms, "holder": holder
-        })  # fmt: skip
+        }  # fmt: skip
+
+    def acquire_plain(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | None:
+        values = self._plain(name, acquisition, ttl_ms, request)
+        found = None if values is None else self._acquire(values)
         if found is None:
             return None
         token, since = found
@@ -166,9 +171,7 @@ class SQLBackend(Backend, ABC):
             final=ending.final, identity=ending.identity, requester=ending.requester, tick=ending.tick,
             seed=ending.seed, window_ms=ending.window_ms,
         )  # fmt: skip
-        if name.seats != ONE_LOCK or ending != plain or not self._release(self.key(name), acquisition):
-            return None
-        return Released(ours=True, duplicate_seen=False)
+        return self._release(self.key(name), acquisition) if name.seats == ONE_LOCK and ending == plain else None
 
     def renew_plain(self, renewals: Sequence[Renewal], within: float | None) -> Sequence[bool | None]:
         answers: list[bool | None] = [None] * len(renewals)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..engine.backend import Changes, Wanted
-from ..rules.data import Mark, MarkKind, Place, Waiter
+from ..rules.data import Mark, MarkKind, QueuePart, Waiter
 from ..rules.texts import waiter_from_texts, waiter_text
-from .listener import WAKE_US
 from .rows import HIGHEST, LOWEST, Row
 
 __all__ = ["SQLSession", "SessionStatements"]
@@ -33,8 +32,6 @@ class SessionStatements(Protocol):
     put_head: str
     put_guard: str
     has_guard: str
-    keep_wake: str
-    wake: str
 
 
 class SQLSession(ABC):
@@ -47,6 +44,8 @@ class SQLSession(ABC):
     """
 
     now: int
+    #: Whether rows have a line of the calls that wait.
+    _lines = False
 
     def __init__(self, sql: SessionStatements, key: str, wanted: Wanted) -> None:
         self._texts, self._key, self._writes = sql, key, wanted.write
@@ -77,8 +76,8 @@ class SQLSession(ABC):
     def _marks_asked(self, marks: Sequence[tuple[MarkKind, str]]) -> dict[str, Any]:
         """Return the values of the statement that reads marks."""
         kinds, keys = [kind for kind, _ in marks], [key for _, key in marks]
-        places = [(kind, self._key, key) for kind, key in marks]
-        return {"name": self._key, "kinds": kinds, "keys": keys, "marks": places}
+        keyed = [(kind, self._key, key) for kind, key in marks]
+        return {"name": self._key, "kinds": kinds, "keys": keys, "marks": keyed}
 
     def _note(self, marks: Sequence[tuple[Any, ...]], waiters: Sequence[tuple[Any, ...]]) -> None:
         """Keep the rows of marks and waiters that were read."""
@@ -104,13 +103,13 @@ class SQLSession(ABC):
     def entries(self) -> dict[str, str]:
         return dict(self._ask(self._texts.entries, (self._key,)))
 
-    def first_in(self, place: Place, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
-        statement = self._texts.first_waiting if place == "waiting" else self._texts.first_delayed
+    def first_in(self, part: QueuePart, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
+        statement = self._texts.first_waiting if part == "waiting" else self._texts.first_delayed
         bounds = LOWEST if low is None else low, HIGHEST if high is None else high
         return list(map(_waiter, self._ask(statement, (self._key, *bounds, most))))
 
-    def count_before(self, place: Place, score: int, identity: str) -> int:
-        statement = self._texts.before_waiting if place == "waiting" else self._texts.before_delayed
+    def count_before(self, part: QueuePart, score: int, identity: str) -> int:
+        statement = self._texts.before_waiting if part == "waiting" else self._texts.before_delayed
         values = {"name": self._key, "score": score, "identity": identity}
         return int(self._ask(statement, values)[0][0])
 
@@ -127,28 +126,34 @@ class SQLSession(ABC):
         sql, key = self._texts, self._key
         # The row is always written: that tells a plain acquire that marks may have changed since it read them.
         head = self.head if changes.head is None else changes.head
-        row = self._row.with_head(head, max(self._row.token, changes.token or 0), self.now)
+        row = self._row.with_head(head, max(self._row.token, changes.token or 0), self.now, lines=self._lines)
         sweep = min(head.sweeps.values(), default=None)
-        writes: list[tuple[str, Any]] = [(sql.put_head, (*row[:-1], sweep, key))]
+        writes: list[tuple[str, Any]] = [(sql.put_head, (*row[:7], sweep, key))]
         if changes.guard is not None:
             writes.append((sql.put_guard, (key, changes.guard)))
         for identity, waiter in changes.waiters.items():
             if waiter is None:
                 writes.append((sql.drop_waiter, (key, identity)))
             else:
-                places = waiter.waiting, waiter.delayed, waiter.entry, waiter.dead
+                columns = waiter.waiting, waiter.delayed, waiter.entry, waiter.dead
                 writes.append((
-                    sql.put_waiter, (key, identity, *places, bool(waiter.shown), waiter_text(waiter))
+                    sql.put_waiter, (key, identity, *columns, bool(waiter.shown), waiter_text(waiter))
                 ))  # fmt: skip
         for (kind, name), mark in changes.marks.items():
             if mark is None:
                 writes.append((sql.drop_mark, (key, kind, name)))
             else:
                 writes.append((sql.put_mark, (key, kind, name, mark.text, mark.until)))
-        if changes.wakes:
-            wake = {"name": key, "wakes": changes.wakes, "kept_us": WAKE_US}
-            writes += [(sql.keep_wake, wake), (sql.wake, wake)]
-        self._commit(writes)
+        self._commit([*writes, *self._wakes(changes, row)])
+
+    @abstractmethod
+    def _wakes(self, changes: Changes, row: Row) -> list[tuple[str, Any]]:
+        """Return the statements that wake calls.
+
+        Args:
+            changes: All changes.
+            row: The row after them.
+        """
 
 
 def _waiter(row: tuple[Any, ...]) -> tuple[str, Waiter]:

@@ -12,11 +12,13 @@ from pymysql.constants import ER
 from ....errors import GuardRefused, ReplyTimeout
 from ....keys.lock_name import LockName
 from ...base import NO_GUARD, ReleaseListener
-from ...engine.backend import Conflict, Wanted
+from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
+from ...model import Released
 from ...rules.data import Guard
 from ..backend import Lease, SQLBackend
 from ..guard import BEGAN_BEFORE, NO_TRANSACTION, UserTransaction
+from ..listener import WAKE_US
 from ..rows import Row
 from ..session import SQLSession
 from .connection import Connection, ConnectionPool
@@ -140,10 +142,11 @@ class MySQLBackend(SQLBackend):
                 return token, since
         return None
 
-    def _release(self, key: str, acquisition: str) -> bool:
+    def _release(self, key: str, acquisition: str) -> Released | None:
         with suppress(RowLocked), self.pool.lent() as connection:
-            return connection.ask(self.sql.release, (key, acquisition)).changed > 0
-        return False
+            if connection.ask(self.sql.release, (key, acquisition)).changed:
+                return Released(ours=True, duplicate_seen=False)
+        return None
 
     def _renew(self, leases: list[Lease], within: float | None) -> list[int]:
         sql, lives = self.sql, defaultdict[int, dict[tuple[str, str], int]](dict)
@@ -225,6 +228,11 @@ class MySQLSession(SQLSession):
     def _end_guard(self, guard: tuple[str, int]) -> None:
         if self._ask(self._sql.free_guard, guard):
             self._connection.ask(self._sql.end_guard, guard)
+
+    def _wakes(self, changes: Changes, row: Row) -> list[tuple[str, Any]]:
+        del row
+        wake = {"name": self._key, "wakes": changes.wakes, "kept_us": WAKE_US}
+        return [(self._sql.keep_wake, wake), (self._sql.wake, wake)] if changes.wakes else []
 
     def _commit(self, writes: list[tuple[str, Any]]) -> None:
         self._connection.run(*writes, _COMMIT)
