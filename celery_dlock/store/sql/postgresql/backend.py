@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 from ....errors import GuardRefused, ReplyTimeout, StoreNotReady
 from ....keys.lock_name import LockName
 from ...base import NO_GUARD, ReleaseListener
-from ...engine.backend import Conflict, Wanted
+from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
 from ...model import Released
 from ...rules.data import Guard
