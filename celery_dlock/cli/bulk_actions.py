@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -72,31 +71,23 @@ def dead_list(name: str | None, task: str | None, form: str | None) -> None:
         opened.show(opened.control.dead_letters(name, task=task, limit=_ALL).items, DEAD_LETTERS)
 
 
-@dead.command("requeue", help=f"{ACTIONS['requeue'].about} Targets: NAME, NAME/ID, --task or --all.")
-@click.argument("target", required=False)
-@option("--task", help="Only those of this task.")
-@option("--all", "every", is_flag=True, help="All dead letters.")
-@bulk
-def dead_requeue(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
-    name, wanted = _target(target, task, every or None)
-    with session() as opened:
-        _act(opened, "requeue", _letters(opened, name, wanted, task), wanted, how)
+def _dead_command(verb: str) -> click.Command:
+    @click.command(verb, help=f"{ACTIONS[verb].about} Targets: NAME, NAME/ID, --task or --all.")
+    @click.argument("target", required=False)
+    @option("--task", help="Only those of this task.")
+    @option("--all", "every", is_flag=True, help="All dead letters.")
+    @bulk
+    def settle(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
+        name, wanted = _target(target, task, every or None)
+        with session() as opened:
+            letters = opened.control.dead_letters(name, task=task, limit=_ALL).items
+            _act(opened, verb, [one for one in letters if _matches(one, wanted, task)], wanted, how)
+
+    return settle
 
 
-@dead.command("drop", help=f"{ACTIONS['drop'].about} Targets: NAME, NAME/ID, --task or --all.")
-@click.argument("target", required=False)
-@option("--task", help="Only those of this task.")
-@option("--all", "every", is_flag=True, help="All dead letters.")
-@bulk
-def dead_drop(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
-    name, wanted = _target(target, task, every or None)
-    with session() as opened:
-        _act(opened, "drop", _letters(opened, name, wanted, task), wanted, how)
-
-
-def _letters(opened: Session, name: str | None, wanted: str, task: str | None) -> list[Any]:
-    found = opened.control.dead_letters(name, task=task, limit=_ALL).items
-    return [one for one in found if _matches(one, wanted, task)]
+for verb in ("requeue", "drop"):
+    dead.add_command(_dead_command(verb))
 
 
 @click.group(cls=ListByDefault)
@@ -144,13 +135,13 @@ def _matches(one: Any, wanted: str, task: str | None) -> bool:
 
 def _act(opened: Session, verb: str, items: list[Any], wanted: str | None, how: dict[str, Any]) -> None:
     import_tasks(opened.app)  # a dropped message's task stores its result
-    control = opened.control
-    calls: dict[str, Callable[[Any, str], bool]] = {
-        "requeue": lambda one, reason: control.requeue(one.name, one.identity, reason=reason),
-        "drop": lambda one, reason: control.drop(one.name, one.identity, reason=reason),
-        "drop_claim": lambda one, reason: control.drop_claim(one.name, task_id=one.task_id, reason=reason),
-    }
-    opened.act(verb, items, calls[verb], exact=bool(wanted), **how)
+    action = getattr(opened.control, verb)
+
+    def act(one: Any, reason: str) -> bool:
+        shown = {"task_id": one.task_id} if verb == "drop_claim" else {"identity": one.identity}
+        return bool(action(one.name, **shown, reason=reason))
+
+    opened.act(verb, items, act, exact=bool(wanted), **how)
 
 
 COMMANDS: Final = (queue, dead, claims)
