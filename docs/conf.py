@@ -29,7 +29,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 nitpick_ignore_regex = [
     # Internals that a public docstring names.
-    (r"py:.*", r"celery_dlock\.(beat\.schedules|control\.reading|worker\.request)\..*"),
+    (r"py:.*", r"celery_dlock\.(control\.reading|worker\.request)\..*"),
     (r"py:obj", r"celery_dlock\.store\.operator_model\.T"),
     (r"py:exc", r"InvalidTaskError"),
     (r"py:.*", r"(celery|kombu|redis|billiard|amqp|vine)\..*"),

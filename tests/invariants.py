@@ -290,6 +290,10 @@ INVARIANTS: Final[dict[str, dict[str, str]]] = {
             "While a transaction that `lease.guard()` guards is open, no other call takes the lock, also if the lease "
             "has expired. After the lease was taken over, `guard()` refuses."
         ),
+        "settled-run-is-used-with-its-rows": (
+            "The run mark that `lease.settle()` writes commits with the user's rows or not at all. If it commits, no "
+            "later call of the name runs; otherwise the outcome is known, and the next call may run."
+        ),
         "forgotten-lock-is-reported": (
             "If the store forgot a lock, the holder learns it at its next renewal or `ensure()`."
         ),

@@ -22,7 +22,7 @@ import click  # noqa: E402  # after the path to the package
 from cli_schema import schema  # noqa: E402
 
 from celery_dlock.cli import dlock  # noqa: E402
-from celery_dlock.config.known_settings import SETTINGS  # noqa: E402  # after the path to it
+from celery_dlock.config.settings_table import SETTINGS  # noqa: E402  # after the path to it
 from celery_dlock.counters.catalog import METRICS  # noqa: E402
 from celery_dlock.errors import InvalidLockOptions  # noqa: E402
 from celery_dlock.options.lock_options import OPTIONS, UNSET  # noqa: E402

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from celery_dlock.config.known_settings import SETTINGS
+from celery_dlock.config.settings_table import SETTINGS
 from celery_dlock.options.lock_options import LockOptions
 
 ROOT: Final = Path(__file__).resolve().parent.parent

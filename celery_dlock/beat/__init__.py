@@ -17,8 +17,8 @@ from celery.schedules import schedstate
 from celery.utils.imports import symbol_by_name
 from celery.utils.time import maybe_make_aware
 
-from ..messaging.schedules import adjacent_due_times, is_ours, latest_by_search, now_of
-from ..messaging.ticks import header_for
+from ..messaging.due_times import adjacent_due_times, is_ours, latest_by_search, now_of
+from ..messaging.tick_header import header_for
 from ..utils.log import logger
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from ..store.features import Features, features_of
 from ..store.location import StoreLocation, shown
 from ..utils.text import did_you_mean
 from .celery_connections import location_from_broker, location_from_result_backend
-from .known_settings import SETTINGS
 from .locations import locations_from_settings
+from .settings_table import SETTINGS
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -33,7 +33,7 @@ _KNOWN = tuple(sorted(SETTINGS))
 class Settings:
     """The checked values of an app's ``dlock_`` settings.
 
-    A field has the name of its setting without ``dlock_``. ``known_settings`` describes the settings and their
+    A field has the name of its setting without ``dlock_``. ``settings_table`` describes the settings and their
     defaults. Only fields that differ from a setting are described here. Durations are seconds.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..utils.log import logger
-from .known_settings import SETTINGS
+from .settings_table import SETTINGS
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -11,8 +11,8 @@ from celery.beat import ScheduleEntry
 
 from ..errors import DLockError
 from ..keys.lock_name import LockName, name_from_text
-from ..messaging.schedules import adjacent_due_times, is_ours, now_of
-from ..messaging.ticks import Tick
+from ..messaging.due_times import adjacent_due_times, is_ours, now_of
+from ..messaging.tick_header import Tick
 from ..options.durations import as_seconds
 from ..store.operator_model import RunView
 

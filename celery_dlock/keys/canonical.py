@@ -1,7 +1,7 @@
 """The canonical form of a value: the same bytes on both sides of a serialiser, in every process and Python version.
 
 :func:`form_of` returns the bytes to hash: the form of a value. :func:`plain` returns the value to show. Both start from
-the normal value, which :func:`.normalize.normalize` returns.
+the normal value, which :func:`.equal_values.normalize` returns.
 
 Two forms are equal only if the normal values are equal. A form begins with a byte for its kind, and shows where it
 ends. A constant has one byte. A number ends at the first ``;``. Text is preceded by its length. A container ends with
@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
-from .normalize import MAX_DEPTH, UnstableValue, key_text, normalize, too_deep
+from .equal_values import MAX_DEPTH, UnstableValue, key_text, normalize, too_deep
 
 __all__ = ["form_of", "plain", "text_form", "utf8"]
 

@@ -14,7 +14,7 @@ from ..errors import InvalidLockOptions, LockKeyError
 from ..utils.clock import SystemClock
 from ..utils.log import logger
 from ..utils.text import cut, did_you_mean, written
-from .arguments import ArgumentBinder
+from .bound_arguments import ArgumentBinder
 from .canonical import form_of, text_form
 from .lock_name import BUCKETS, LockName, escape, name_builder, not_text, shared_name
 from .template import Template

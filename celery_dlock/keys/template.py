@@ -17,7 +17,7 @@ from typing import Any, Final
 from ..errors import LockKeyError
 from ..utils.text import did_you_mean
 from .canonical import form_of, plain, text_form
-from .normalize import UnstableValue, key_text
+from .equal_values import UnstableValue, key_text
 
 __all__ = ["Template"]
 

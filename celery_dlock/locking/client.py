@@ -221,11 +221,14 @@ class LockClient:
             except StoreUnavailable as error:
                 logger.warning("cannot mark %s as about to be released: %s", lease.name, error)
 
-    def guard(self, lease: Lease, connection: Any) -> bool:
-        """Guard the open transaction of a connection of the user. Return false if the lease is over."""
+    def guard(self, lease: Lease, connection: Any, settles: ReleaseRequest | None = None) -> bool:
+        """Guard the open transaction of a connection of the user. Return false if the lease is over.
+
+        ``settles``: the end of a run that succeeds, if its run mark is to commit with the transaction.
+        """
         shard = self._store.shard(lease.lock_name)
         return self._breaker.call(
-            self._store.guard, lease.lock_name, lease.acquisition, connection, shard=shard
+            self._store.guard, lease.lock_name, lease.acquisition, connection, settles, shard=shard
         )  # fmt: skip
 
     def renew(self, lease: Lease, seconds: float, notes: tuple[tuple[str, str], ...] = ()) -> bool:

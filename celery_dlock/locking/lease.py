@@ -67,6 +67,8 @@ class Lease:
     releasing = False
     #: The release request of a nested run that succeeded (``once_per``). The outermost release stores its run mark.
     inner_use: ReleaseRequest | None = None
+    #: The end of a success (``once_per``) of the run that took the lock. :meth:`settle` stores its run mark.
+    success: ReleaseRequest | None = None
     #: Makes the error that :meth:`ensure` raises when a newer call replaces this one; None: it cannot be replaced.
     stop_error: Callable[[str, str, str | None], Exception] | None = None
     #: The task id of the call that replaces this one, once the store has told it.
@@ -200,7 +202,27 @@ class Lease:
             GuardRefused: The locks are in another database, no transaction is open, or it is read-only.
             StoreUnavailable: The store did not answer, so nothing is guarded.
         """
-        if self.over or self.record.lost or not self.client.guard(self, connection):
+        self._guard(connection)
+
+    def settle(self, connection: Any) -> None:
+        """Guard an open transaction as :meth:`guard` does, and let it mark this run as a success (``once_per``).
+
+        The mark commits with the rows of the transaction. So they are written exactly once, whatever is killed: after
+        the commit no later call runs, and without it the next call may run.
+
+        Args:
+            connection: As for :meth:`guard`.
+
+        Raises:
+            DLockError: The task has no ``once_per``, or this run is nested in a lock that another task acquired.
+            LockLost: As for :meth:`guard`; also ``GuardRefused`` and ``StoreUnavailable``.
+        """
+        if self.success is None or self.hold_count > 1:
+            raise DLockError(f"{self.name}: nothing to settle: expected a task with once_per that acquired this lock")
+        self._guard(connection, self.success)
+
+    def _guard(self, connection: Any, settles: ReleaseRequest | None = None) -> None:
+        if self.over or self.record.lost or not self.client.guard(self, connection, settles):
             raise LockLost(f"the lease of {self.name} is over")
 
 
@@ -228,6 +250,9 @@ class _NoLease:
         self.ensure()
 
     def guard(self, connection: Any) -> None:
+        self.ensure()
+
+    def settle(self, connection: Any) -> None:
         self.ensure()
 
 

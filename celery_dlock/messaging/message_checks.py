@@ -2,7 +2,7 @@
 
 An exception in the main process ends the worker, and the broker then delivers the message to the next worker. So
 every field that Celery's main process reads is checked once, at the receipt. :mod:`.message` checks the ``dlock``
-header of a republished message, and :mod:`.ticks` the due time. No error shows a value: it may be a secret.
+header of a republished message, and :mod:`.tick_header` the due time. No error shows a value: it may be a secret.
 
 The main process runs these checks for every message. So `check_message` first tries to prove, in a few calls that
 iterate in C, that a message is like almost all others. If it cannot, each field is checked by itself.

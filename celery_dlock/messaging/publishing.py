@@ -20,8 +20,8 @@ from kombu.exceptions import SerializationError
 
 from ..errors import Unpublishable
 from ..utils.log import logger
-from .delayed_delivery import DELIVERY_EXCHANGE, DelayRoute, delay_route
 from .message_times import seconds_until
+from .rabbitmq_delay import DELIVERY_EXCHANGE, DelayRoute, delay_route
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -222,11 +222,17 @@ class LockStore(Protocol):
         """Return the holder of the lock; None if the lock is free."""
         ...
 
-    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
-        """Guard the open transaction of a database connection of the user (``lease.guard``).
+    def guard(self, name: LockName, acquisition: str, connection: Any, settles: ReleaseRequest | None = None) -> bool:
+        """Guard the open transaction of a database connection of the user (``lease.guard``, ``lease.settle``).
 
         Return false if the acquisition does not hold the lock. Otherwise, no other call takes the lock before the
         transaction has ended, also after the lease has ended.
+
+        Args:
+            name: The lock name.
+            acquisition: The acquisition.
+            connection: The connection.
+            settles: The end of a run that succeeds: its run mark is written in the transaction. None: none is.
 
         Raises:
             GuardRefused: This store, this connection or its state cannot give that guarantee.

@@ -10,13 +10,13 @@ from celery import Celery, Task, states
 from celery.exceptions import Ignore, Retry, TaskRevokedError
 from celery.result import AsyncResult, EagerResult
 
-from ..config.masking import mask_secrets
+from ..config.celery_reports import mask_secrets
 from ..errors import InvalidLockOptions
 from ..keys.key_spec import KeySpec
 from ..lock import Lock
 from ..locking.lease import BypassLease, Lease, NullLease
-from ..messaging import ticks
 from ..messaging.message_times import with_sent_time
+from ..messaging.tick_header import HEADER as TICK_HEADER
 from ..options.lock_options import DEFAULT_TTL, LockOptions
 from ..runtime import Runtime
 from ..store.operator_model import RunView, Waiting
@@ -47,7 +47,7 @@ __all__ = ["SingletonTask"]
 
 _NULL_LEASE: Final = NullLease()
 #: Headers that belong to the call, and therefore to its retries.
-_CALL_HEADERS: Final = (OPTIONS_HEADER, ticks.HEADER)
+_CALL_HEADERS: Final = (OPTIONS_HEADER, TICK_HEADER)
 
 
 class SingletonTask(_Task):

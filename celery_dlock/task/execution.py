@@ -18,7 +18,7 @@ from ..locking.lease import BypassLease, Lease
 from ..locking.owner import OwnerContext
 from ..messaging.message import PROPERTY, Delivery, RawMessage
 from ..messaging.results import Replaced, store_started
-from ..messaging.ticks import Tick, tick_of, unstamped
+from ..messaging.tick_header import Tick, tick_of, unstamped
 from ..options.durations import as_seconds
 from ..store.base import ReleaseRequest
 from ..store.model import AcquireRequest, Held, Identity, Queued, QueueRequest, Refusal, Requester
@@ -401,6 +401,8 @@ class Execution:
         if self.options.on_store_error == "local" and (refusal := lock_file.take_beside(self, name, lease)):
             return refusal
         self.lease = self.context.own = lease
+        if self.options.once_per is not None and lease.hold_count == 1:
+            lease.success = release_request(self, final=False, success=True, died=False)
         if self.options.max_hold is not None and lease.hold_count == 1:
             # The watchdog enforces max_hold. Celery's time limit is not enough: most pools never enforce it, and
             # prefork does not enforce it while the broker is unreachable.

@@ -10,8 +10,8 @@ from celery import states
 from celery.schedules import maybe_schedule
 
 from ..errors import DLockError
-from ..messaging.schedules import adjacent_due_times, is_ours
-from ..messaging.ticks import header_for
+from ..messaging.due_times import adjacent_due_times, is_ours
+from ..messaging.tick_header import header_for
 from ..runtime import Runtime
 from .clock import TravellingClock
 

@@ -27,15 +27,22 @@ _FORK_TIMEOUT: Final = 0.5
 
 class _ForkGuard:
     def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(before=self._close, after_in_parent=self._open, after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """Begin in this process. The threads of its parent do not exist here."""
+        self._pid = os.getpid()
         #: Held by the forking thread during the fork. A thread that enters the guard takes it for a moment, so it waits
         #: for the end of a fork.
         self._gate = threads.lock()
         #: For each thread inside the guard: a lock that it holds until it leaves.
         self._inside: dict[int, Any] = {}
-        os.register_at_fork(before=self._close, after_in_parent=self._open, after_in_child=self._renew)
 
     @contextmanager
     def crossing(self) -> Iterator[None]:
+        if self._pid != os.getpid():
+            self._begin()  # a fork in C, such as that of uWSGI, calls no hook
         me = threads.thread()
         if me in self._inside:
             # This thread is inside already. At the gate, it would wait for a fork that waits for this thread.
@@ -59,11 +66,6 @@ class _ForkGuard:
                 other.acquire(timeout=_FORK_TIMEOUT)
 
     def _open(self) -> None:
-        self._gate.release()
-
-    def _renew(self) -> None:
-        # The other threads do not exist in the child.
-        self._inside.clear()
         self._gate.release()
 
 

@@ -15,7 +15,7 @@ from celery.bootsteps import RUN, TERMINATE  # type: ignore[attr-defined]  # mis
 from celery.concurrency import prefork
 from celery.utils.imports import symbol_by_name
 
-from ..config.known_settings import SETTINGS
+from ..config.settings_table import SETTINGS
 from ..errors import InvalidLockOptions, LockFilesUnusable, NoLockStore
 from ..messaging.results import has_backend
 from ..metrics.server import serve

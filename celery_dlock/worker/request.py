@@ -20,10 +20,10 @@ from celery.worker.request import Request
 from celery.worker.state import task_ready
 
 from ..keys.key_spec import LockName
-from ..messaging.delayed_delivery import DEATHS, DELIVERY_EXCHANGE, without_deaths
 from ..messaging.message import HEADER, PROPERTY, RepublishHeader
 from ..messaging.message_checks import MALFORMED, check_message
 from ..messaging.message_times import seconds_until
+from ..messaging.rabbitmq_delay import DEATHS, DELIVERY_EXCHANGE, without_deaths
 from ..messaging.results import has_end, store_revoked, stored_failure, try_end
 from ..messaging.routing import source_queue
 from ..options.durations import as_seconds

@@ -25,6 +25,7 @@ from celery_dlock.store.redis.scripts import SCRIPTS, Script
 from celery_dlock.store.redis.store import RedisStore
 from celery_dlock.utils.clock import SystemClock
 from tests.support.proxy import Proxy
+from tests.support.scripts import all_variants, shas
 
 TTL = 30_000
 
@@ -40,13 +41,13 @@ def keys_of(text: str = "x", prefix: str = "dlock") -> LockKeys:
 def load_scripts(client: redis.Redis) -> None:
     """Load every variant of every script, so that the store sends none by its text."""
     for script in SCRIPTS.values():
-        for variant in script.all_variants():
+        for variant in all_variants(script):
             client.script_load(variant.source.decode())
 
 
 def cut_reply(proxy: Proxy, script: Script, times: int | None = 1) -> None:
     """Lose the next replies of this script. The server has run it."""
-    proxy.set_mode("cut_reply", times=times, containing=script.shas)
+    proxy.set_mode("cut_reply", times=times, containing=shas(script))
 
 
 def request_of(task_id: str | None = None, **facts: Any) -> AcquireRequest:

@@ -26,7 +26,7 @@ from kombu.utils import json
 
 from celery_dlock import singleton_task
 from celery_dlock.messaging.message import HEADER
-from celery_dlock.messaging.ticks import HEADER as TICK
+from celery_dlock.messaging.tick_header import HEADER as TICK
 from celery_dlock.options.lock_options import LockOptions
 from celery_dlock.store.model import Identity
 from celery_dlock.task.call_options import ENABLED, OPTIONS_HEADER

@@ -53,6 +53,6 @@ class Settled:
             try:
                 return verb(*args, **options)
             finally:
-                eventually(lambda: not self._store._quorum.busy, every=0.001)
+                eventually(lambda: not self._store._servers.busy, every=0.001)
 
         return call_and_settle

@@ -7,6 +7,7 @@ from celery_dlock.store.claim_model import ClaimExtension, ClaimRequest, Existin
 from celery_dlock.store.model import Requester
 from celery_dlock.store.redis.scripts import SCRIPTS
 from tests.contract.helpers import NAME, keys_of, load_scripts, request_of, take
+from tests.support.scripts import shas
 from tests.support.stores import store_at
 
 
@@ -135,10 +136,10 @@ def test_a_claim_whose_reply_is_lost_is_ours_and_is_given_up_once(clean_server, 
     load_scripts(client)
     proxy = start_proxy(clean_server)
     lossy = store_at(proxy.url(), timeout=2)
-    proxy.set_mode("cut_reply", times=1, containing=SCRIPTS["claim"].shas)
+    proxy.set_mode("cut_reply", times=1, containing=shas(SCRIPTS["claim"]))
     assert claim(lossy, "a") is None
     assert client.hget(keys_of().named("claim"), "id") == "a"
-    proxy.set_mode("cut_reply", times=1, containing=SCRIPTS["release_claim"].shas)
+    proxy.set_mode("cut_reply", times=1, containing=shas(SCRIPTS["release_claim"]))
     assert lossy.release_claim(NAME, "a", 0) is False  # the second finds nothing
     assert client.exists(keys_of().named("claim")) == 0
     lossy.close()

@@ -11,7 +11,7 @@ from celery.schedules import BaseSchedule
 from celery_dlock import singleton_task
 from celery_dlock.control import LockControl, TickView
 from celery_dlock.keys.lock_name import name_from_text
-from celery_dlock.messaging.ticks import Tick
+from celery_dlock.messaging.tick_header import Tick
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.redis.store import RedisStore
 from tests.contract.helpers import ending_of, request_of, take

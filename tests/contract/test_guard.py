@@ -161,6 +161,16 @@ def test_rolled_back_savepoint_ends_its_guard_and_an_outer_guard_stays(store: En
         assert refused(store) == "guard"
 
 
+def test_lock_is_read_as_free_after_its_guarded_transaction(store: EngineStore, user: Any) -> None:
+    """Reading ends the guard in its own copy only: it may not write."""
+    take(store, "a.1")
+    with user.transaction():
+        assert store.guard(NAME, "a.1", user)
+    store.release(NAME, "a.1", ReleaseRequest())
+    assert store.inspect(NAME) is None
+    assert store.describe(NAME).holder is None
+
+
 def test_two_transactions_of_one_lease_are_both_waited_for(store: EngineStore, user: Any, postgresql: str) -> None:
     take(store, "a.1")
     with psycopg.connect(postgresql) as second:

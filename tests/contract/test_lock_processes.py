@@ -1,10 +1,12 @@
 """`Lock` in whole processes: kept, forked, killed, crowded; its server restarted."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,13 +31,15 @@ def program(redis_url: str) -> Iterator[Program]:
 
     def start(name: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "tests.support.apps.locks", name, redis_url]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
         with_pipes.append(process)
         return process
 
     yield start
     for process in with_pipes:
-        process.kill()
+        # Also what it forked: a child that hangs keeps the pipe open, and the test would wait for its end.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 

@@ -19,6 +19,7 @@ from celery_dlock.store.redis.scripts import SCRIPTS, Script
 from tests.contract.helpers import TTL, Party, commands_seen, cut_reply, ending_of, request_of
 from tests.support.polling import eventually
 from tests.support.proxy import Mode, Proxy
+from tests.support.scripts import shas
 
 NAME = shared_name("x")
 KEYS = LockKeys.of("dlock", NAME)
@@ -40,7 +41,7 @@ def party(proxy: Proxy) -> Iterator[Party]:
 
 
 def sent(seen: list[tuple[str, list[str]]], script: Script) -> int:
-    return sum(1 for kind, words in seen if kind != "lua" and words[0] == "EVALSHA" and words[1] in script.shas)
+    return sum(1 for kind, words in seen if kind != "lua" and words[0] == "EVALSHA" and words[1] in shas(script))
 
 
 # An acquire whose reply is lost

@@ -16,6 +16,7 @@ from celery_dlock import InvalidLockOptions
 from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.engine.backend import Changes, Wanted
+from celery_dlock.store.engine.pool import MOST_CONNECTIONS
 from celery_dlock.store.factory import open_migrator
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Acquired, AcquireRequest, Requester
@@ -23,7 +24,6 @@ from celery_dlock.store.rules.data import Mark
 from celery_dlock.store.sql.migrations import VERSION
 from celery_dlock.store.sql.mysql.backend import MySQLBackend
 from celery_dlock.store.sql.mysql.connection import ConnectionPool
-from celery_dlock.store.sql.pool import MOST_CONNECTIONS
 from tests.support.mariadb import ADMINISTRATOR, MariaDB, running_mariadb
 from tests.support.mysql_stores import administrator, migrated_database, own_database, url_of
 from tests.support.polling import eventually

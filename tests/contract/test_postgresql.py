@@ -18,12 +18,12 @@ from celery_dlock import InvalidLockOptions
 from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.engine.backend import Changes, Wanted
+from celery_dlock.store.engine.pool import MOST_CONNECTIONS
 from celery_dlock.store.factory import open_migrator
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import AcquireRequest, Requester
 from celery_dlock.store.rules.data import Mark
 from celery_dlock.store.sql.migrations import VERSION
-from celery_dlock.store.sql.pool import MOST_CONNECTIONS
 from celery_dlock.store.sql.postgresql.backend import PostgreSQLBackend
 from celery_dlock.store.sql.postgresql.connection import ConnectionPool
 from tests.support.polling import eventually

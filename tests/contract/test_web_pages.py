@@ -21,7 +21,7 @@ from celery_dlock.control import LockControl
 from celery_dlock.errors import CallNotRun, LockHeld, StoreUnavailable
 from celery_dlock.keys.lock_name import name_from_text
 from celery_dlock.messaging.results import CallSkipped
-from celery_dlock.messaging.ticks import Tick
+from celery_dlock.messaging.tick_header import Tick
 from celery_dlock.reports.options import option_lines
 from celery_dlock.reports.tables import LOCKS
 from celery_dlock.store.model import AcquireRequest, Identity, Requester

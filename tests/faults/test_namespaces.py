@@ -15,6 +15,7 @@ from tests.support.environ import environment_variables
 from tests.support.environments.network import APP, BEHIND, BESIDE, COMEBACK, TTL, Notes
 from tests.support.namespaces import Host, hosts, inside
 from tests.support.polling import eventually
+from tests.support.scripts import shas
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
 from tests.support.workers import Urls, Worker, loaded_app, running_worker
 
@@ -117,7 +118,7 @@ def story(made: Environment, tmp_path_factory: pytest.TempPathFactory) -> Story:
             next(
                 command
                 for command in said
-                if any(sha in command for sha in SCRIPTS["release"].shas) and start["acq"] in command
+                if any(sha in command for sha in shas(SCRIPTS["release"])) and start["acq"] in command
             )
     finally:
         made.far.mend()

@@ -24,6 +24,7 @@ from tests.support.environments.network import (
 )
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.scripts import shas
 
 #: Of a machine that runs other tests too.
 SLACK = 1.0
@@ -162,7 +163,7 @@ def partition(made: NetworkEnvironment, tmp_path_factory: pytest.TempPathFactory
         next(
             line
             for line in monitor.listen()
-            if any(sha in line["command"] for sha in SCRIPTS["release"].shas) and start["acq"] in line["command"]
+            if any(sha in line["command"] for sha in shas(SCRIPTS["release"])) and start["acq"] in line["command"]
         )
     owner = made.locks.hget(start["key"], "acq")
     gate.touch()

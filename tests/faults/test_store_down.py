@@ -18,6 +18,7 @@ from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.redis.scripts import SCRIPTS
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.scripts import shas
 from tests.support.servers import LOCK_PASSWORD, LOCK_USER, Server
 from tests.support.workers import Urls, Worker, loaded_app, running_worker
 
@@ -159,7 +160,7 @@ def test_run_a_body_that_insists_on_its_lock_ends_with_lock_lost(up: Environment
 def test_run_an_acquire_whose_replies_are_lost_leaves_no_lock(up: Environment) -> None:
     row = up.row()
     keys = LockKeys.of("dlock", up.tasks.bypassing.lock_spec.name_of((row,), {}))
-    up.proxy.set_mode("cut_reply", containing=SCRIPTS["acquire"].shas)
+    up.proxy.set_mode("cut_reply", containing=shas(SCRIPTS["acquire"]))
     assert up.end(up.send("bypassing", row))[1] is None
     up.proxy.set_mode("pass")
     with up.locks.client() as client:

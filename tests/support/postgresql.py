@@ -20,8 +20,8 @@ DONE = "-- done --"
 
 
 @contextmanager
-def running_postgresql() -> Iterator[str]:
-    """The URL of a fresh server, which is gone afterwards."""
+def running_postgresql(*further: str) -> Iterator[str]:
+    """The URL of a fresh server with further options, which is gone afterwards."""
     # Not pytest's folder: that is closed to other users, and the server refuses to run as root.
     folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
     shutil.chown(folder, USER, USER)
@@ -42,6 +42,7 @@ def running_postgresql() -> Iterator[str]:
     ]
     subprocess.run(initdb, user=USER, group=USER, extra_groups=[], cwd=folder, check=True, capture_output=True)
     options: list[str | Path] = ["-c", f"listen_addresses={HOST}", "-c", "fsync=off", "-p", str(port), "-k", folder]
+    options += further
     # INT: a fast end, which takes the server's own processes along.
     server = spawn([binaries / "postgres", "-D", data, *options], log, user=USER, death_signal="INT")
     url = f"postgresql://{USER}@{HOST}:{port}/postgres"

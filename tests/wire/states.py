@@ -23,7 +23,7 @@ from celery_dlock.locking.events import Listeners
 from celery_dlock.messaging.message import Delivery, FirstReceipt, RawMessage, _header_of_copy
 from celery_dlock.messaging.message_times import with_sent_time
 from celery_dlock.messaging.parked import ParkedMessage
-from celery_dlock.messaging.ticks import Tick, header_for
+from celery_dlock.messaging.tick_header import Tick, header_for
 from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.claim_model import ClaimRequest

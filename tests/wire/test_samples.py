@@ -12,7 +12,7 @@ import pytest
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.messaging.message import RepublishHeader, sent_us
 from celery_dlock.messaging.parked import ParkedMessage
-from celery_dlock.messaging.ticks import tick_of
+from celery_dlock.messaging.tick_header import tick_of
 from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import Acquired, Duplicate, Identity, Renewal, Requester, StopRequest, Unknown, Used

@@ -16,7 +16,7 @@ from ...keys.lock_name import LockName
 from ..base import NO_GUARD, ReleaseListener, ReleaseRequest
 from ..model import Acquired, AcquireRequest, Released, Renewal
 from ..operator import Place as ListPlace
-from ..rules.data import MarkKind
+from ..rules.data import Guard, MarkKind
 from ..rules.session import Changes, Session
 from ..server_model import StoreInfo
 
@@ -93,12 +93,13 @@ class Backend(Protocol):
         """
         ...
 
-    def guard_of(self, connection: Any) -> Callable[[LockName, int], bool]:
+    def guard_of(self, connection: Any) -> Callable[[LockName, Guard], bool]:
         """Return what guards the open transaction of a connection of the user. Writes nothing.
 
-        It is called with a lock name and the fencing token of a guard that :meth:`Session.commit` has written. It
-        returns whether that guard still exists. From then on, :meth:`Session.end_guard` returns false until the
-        transaction has ended.
+        It is called with a lock name and a guard whose token :meth:`Session.commit` has written. It returns whether
+        that guard still exists. From then on, :meth:`Session.end_guard` returns false until the transaction has ended.
+        It also writes the run mark of the guard, in the transaction. From the commit on, :meth:`Session.mark` returns
+        that mark. A session that read an earlier one reads it again after :meth:`Session.end_guard`.
 
         Raises:
             GuardRefused: The data of this store are not in the database of the connection, or no transaction is open.

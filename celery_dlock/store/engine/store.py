@@ -90,9 +90,14 @@ class EngineStore:
             records = Records(session, name)
             answer = rule(records)
             changes = records.changes()
-            if not all(map(session.end_guard, changes.ended_guards)):
-                raise Conflict(f"a transaction that the earlier holder of {name.text} guards was still open")
-            if changes:
+            if changes.ended_guards:
+                if not all(map(session.end_guard, changes.ended_guards)):
+                    raise Conflict(f"a transaction that the earlier holder of {name.text} guards was still open")
+                # That transaction may have settled its run after the rule read the run mark.
+                records = Records(session, name)
+                answer = rule(records)
+                changes = records.changes()
+            if changes and wanted.write:
                 session.commit(changes)
             return answer
 
@@ -182,10 +187,10 @@ class EngineStore:
             return self._read(name, lambda records: seats.inspect(records, name.seats))
         return self._read(name, release.inspect)
 
-    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+    def guard(self, name: LockName, acquisition: str, connection: Any, settles: ReleaseRequest | None = None) -> bool:
         lock_guard = self.backend.guard_of(connection)
-        token = self.run(name, lambda records: guard.guard(records, acquisition))
-        return token is not None and lock_guard(name, token)
+        made = self.run(name, lambda records: guard.guard(records, acquisition, settles))
+        return made is not None and lock_guard(name, made)
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return self.backend.release_listener(name)

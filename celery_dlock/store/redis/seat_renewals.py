@@ -17,7 +17,6 @@ from ..model import Renewal
 from . import commands
 from .commands import Command
 from .keys import LockKeys
-from .scripts.seated import seat_command
 from .topology import Pipeline, Topology
 
 __all__ = ["send_renewals"]
@@ -44,7 +43,7 @@ def send_renewals(
     # Not from the cache of keys: a process may hold more leases than the cache has entries.
     locks = [LockKeys.lock_of(prefix, one.name) for one in renewals]
     calls = [
-        (lock, commands.renew(lock, one) if one.name.seats == ONE_LOCK else _of_seat(prefix, one, lock))
+        (lock, commands.renew(lock, one) if one.name.seats == ONE_LOCK else _of_seat(prefix, one))
         for lock, one in zip(locks, renewals, strict=True)
     ]
     try:
@@ -63,8 +62,8 @@ def send_renewals(
     return answers
 
 
-def _of_seat(prefix: str, renewal: Renewal, lock: str) -> Command:
-    return seat_command(commands.renew(lock, renewal), LockKeys.of(prefix, renewal.name), renewal.name.seats)
+def _of_seat(prefix: str, renewal: Renewal) -> Command:
+    return commands.renew_seat(LockKeys.of(prefix, renewal.name), renewal)
 
 
 def _half_moved(name: LockName, answer: Any) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ...errors import GuardRefused, NotConfirmed, ReplyLost, ReplyTimeout, StoreNotReady, StoreRefused, StoreUnavailable
-from ...keys.lock_name import ONE_LOCK, LockName, name_from_member
+from ...keys.lock_name import LockName, name_from_member
 from ...options.durability import PRIMARY, Durability, check_ttl
 from ...utils.log import logger
 from ..base import (
@@ -32,7 +32,6 @@ from .commands import DONE_MS, TOMBSTONE_MS, Command, command
 from .connection import ErrorReply
 from .execution import ExistsPipeline, ScriptPipeline, execute, execute_confirmed, read_hash
 from .keys import LockKeys, bucket_keys, node_key, presence_key, sweeper_key
-from .scripts.seated import seat_command
 from .seat_renewals import send_renewals
 from .server_errors import error_from_reply, quarantined
 from .server_info import read_info, store_info
@@ -84,9 +83,7 @@ class RedisStore:
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
         keys = self._keys(name)
         quarantine_args = () if self._quarantine is None else self._quarantine_args(keys, self._quarantine)
-        variant, texts = commands.acquire(keys, acquisition, ttl_ms, request, quarantine_args)
-        if name.seats != ONE_LOCK:
-            variant, texts = seat_command((variant, texts), keys, name.seats)
+        variant, texts = commands.acquire(keys, name.seats, acquisition, ttl_ms, request, quarantine_args)
         if self._durability is PRIMARY:
             reply = self._topology.call(keys.lock, execute, variant, texts)
         else:
@@ -127,9 +124,7 @@ class RedisStore:
 
     def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         keys = self._keys(name)
-        variant, texts = commands.release(keys, acquisition, ending)
-        if name.seats != ONE_LOCK:
-            variant, texts = seat_command((variant, texts), keys, name.seats)
+        variant, texts = commands.release(keys, name.seats, acquisition, ending)
         durability = self._durability
         if durability is not PRIMARY and not (ending.final or ending.used_ms or ending.once):
             durability = PRIMARY  # this release sets no mark; if a failover restores the lock, the lock expires
@@ -335,7 +330,7 @@ class RedisStore:
     def info(self) -> StoreInfo:
         return store_info(self._topology.everywhere(read_info), clustered=self._topology.clustered)
 
-    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+    def guard(self, name: LockName, acquisition: str, connection: Any, settles: ReleaseRequest | None = None) -> bool:
         raise GuardRefused(NO_GUARD)
 
     def release_listener(self, name: LockName) -> ReleaseListener:

@@ -13,9 +13,9 @@ from ...utils.log import logger
 from ..base import LockStore, ReleaseRequest, call_again_if_reply_lost
 from ..circuit_breaker import CircuitBreaker, ShardStates
 from ..model import Acquired, AcquireRequest, Refusal, Released, Renewal, RenewalResult
-from .fanout import PendingReplies
+from .call_threads import PendingReplies
 
-__all__ = ["Member", "QuorumMember"]
+__all__ = ["Member", "MemberServer"]
 
 #: Seconds that a server is skipped: after a timeout, and after a failed connection, which costs less time.
 SKIP_AFTER_TIMEOUT, SKIP_AFTER_FAILURE = 1.0, 0.25
@@ -38,7 +38,7 @@ class Member(LockStore, Protocol):
         ...
 
 
-class QuorumMember:
+class MemberServer:
     """One server of a Redlock.
 
     Args:
@@ -82,8 +82,8 @@ class QuorumMember:
         self,
         pending: PendingReplies,
         index: int,
-        call: Callable[[QuorumMember], Any],
-        on_reply: Callable[[QuorumMember, Any], None],
+        call: Callable[[MemberServer], Any],
+        on_reply: Callable[[MemberServer, Any], None],
     ) -> None:
         """Make a call and deliver its reply. An exception of the call is delivered as a value. Never raises.
 

@@ -15,10 +15,10 @@ from ..model import Acquired, AcquireRequest, Contended, Refusal, Released, Rene
 from ..operator_model import RunView
 from ..server_model import StoreInfo
 from . import voting
+from .call_threads import PendingReplies
 from .endpoint import SameServer
-from .fanout import PendingReplies
-from .member import Member, QuorumMember
-from .quorum import Quorum, successful
+from .member import Member, MemberServer
+from .server_calls import Servers, successful
 from .voting import NoMajority, Outcome
 from .wakeups import FailoverListener
 
@@ -68,8 +68,8 @@ class RedlockStore(LockStore):
         self, members: Sequence[Member], names: Sequence[str], *, timeout: float, clock: Clock | None = None
     ) -> None:
         clock = clock or SystemClock()
-        self._quorum = Quorum(
-            [QuorumMember(*one, clock, timeout) for one in zip(members, names, strict=True)], timeout, clock
+        self._servers = Servers(
+            [MemberServer(*one, clock, timeout) for one in zip(members, names, strict=True)], timeout, clock
         )
         self._timeout = timeout
         #: All servers have reported their run id since the last time when one of them had two names.
@@ -78,7 +78,7 @@ class RedlockStore(LockStore):
     # -- locks
 
     def acquire(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
-        quorum, vote, rollback = self._quorum, PendingReplies(), _rollback_of(request)
+        servers, vote, rollback = self._servers, PendingReplies(), _rollback_of(request)
         within = min(self._timeout, ttl_ms / 1000 * MAX_SHARE_OF_TTL)
         waited = request.waited
         if waited:
@@ -100,109 +100,109 @@ class RedlockStore(LockStore):
         rolled_back = self._roll_back(name, acquisition, rollback, replies, within)
         if same_server:
             raise StoreRefused(f"the lock store refused: invalid dlock_url for Redlock: {same_server}")
-        if isinstance(answer, Acquired) or not quorum.has_majority(replies):
+        if isinstance(answer, Acquired) or not servers.has_majority(replies):
             # If the vote was won, the servers did not agree on the token.
-            raise quorum.no_majority(replies, no_effect=rolled_back and len(replies) == len(quorum.members))
+            raise servers.no_majority(replies, no_effect=rolled_back and len(replies) == len(servers.members))
         if isinstance(answer, NoMajority):
             return Contended(tuple(rng.uniform(0.0, longest) for longest in PAUSES))
         return answer
 
     def renew(self, renewals: Sequence[Renewal], within: float | None = None) -> list[RenewalResult]:
-        servers = len(self._quorum.members)
+        servers = len(self._servers.members)
 
         def outcomes(replies: Mapping[int, Any]) -> list[RenewalResult]:
             lists = successful(replies)
             return [voting.renewed([one[index] for one in lists], servers) for index in range(len(renewals))]
 
-        replies = self._quorum.ask(
+        replies = self._servers.ask(
             lambda member: member.renew(renewals, within),
             lambda replies: None not in outcomes(replies),
             self._timeout if within is None else min(within, self._timeout),
         )
         renewed = outcomes(replies)
         if renewals and all(one is None for one in renewed):
-            raise self._quorum.no_majority(replies, no_effect=False)
+            raise self._servers.no_majority(replies, no_effect=False)
         return renewed
 
     def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
-        replies = self._quorum.ask(
+        replies = self._servers.ask(
             lambda member: member.release(name, acquisition, ending),
             settle=RELEASE_SETTLE,
             on_skipped=lambda member: member.queue_release(name, acquisition, ending),
         )
         results: list[Released] = successful(replies)
-        if len(results) < self._quorum.majority:
-            raise self._quorum.no_majority(replies, no_effect=False)
-        lost = sum(not one.ours for one in results) >= self._quorum.majority
+        if len(results) < self._servers.majority:
+            raise self._servers.no_majority(replies, no_effect=False)
+        lost = sum(not one.ours for one in results) >= self._servers.majority
         return Released(not lost, any(one.duplicate_seen for one in results), woke=any(one.woke for one in results))
 
     def shard(self, name: LockName) -> int:
         return 0
 
     def inspect(self, name: LockName) -> Holder | None:
-        majority = self._quorum.majority
+        majority = self._servers.majority
 
         def named(replies: Mapping[int, Any]) -> tuple[Holder | None, int]:
             return voting.majority_holder(one for one in successful(replies) if one is not None)
 
-        replies = self._quorum.ask(
+        replies = self._servers.ask(
             lambda member: member.store.inspect(name),
             lambda replies: named(replies)[1] >= majority or successful(replies).count(None) >= majority,
             settle=SETTLE,
         )
-        if not self._quorum.has_majority(replies):
-            raise self._quorum.no_majority(replies)
+        if not self._servers.has_majority(replies):
+            raise self._servers.no_majority(replies)
         holder, count = named(replies)
         return holder if count >= majority else None
 
-    def guard(self, name: LockName, acquisition: str, connection: Any) -> bool:
+    def guard(self, name: LockName, acquisition: str, connection: Any, settles: ReleaseRequest | None = None) -> bool:
         raise GuardRefused(NO_GUARD)
 
     def release_listener(self, name: LockName) -> ReleaseListener:
-        return FailoverListener(lambda: self._quorum.by_health(name.bucket), name)
+        return FailoverListener(lambda: self._servers.by_health(name.bucket), name)
 
     def close(self) -> None:
-        for member in self._quorum.members:
+        for member in self._servers.members:
             member.store.close()
 
     # -- last runs
 
     def last_run(self, name: LockName, tick: str = "") -> RunView | None:
-        return voting.best_known(self._quorum.majority_results(lambda member: member.store.last_run(name, tick)))
+        return voting.best_known(self._servers.majority_results(lambda member: member.store.last_run(name, tick)))
 
     def forget_run(self, name: LockName, tick: str = "", mark: str = "") -> bool:
-        return any(self._quorum.all_results(lambda member: member.store.forget_run(name, tick, mark)))
+        return any(self._servers.all_results(lambda member: member.store.forget_run(name, tick, mark)))
 
     def resolve_run(self, name: LockName, *, sent: bool, window_ms: int, tick: str = "", mark: str = "") -> bool:
-        def resolve(member: QuorumMember) -> bool:
+        def resolve(member: MemberServer) -> bool:
             return member.store.resolve_run(name, sent=sent, window_ms=window_ms, tick=tick, mark=mark)
 
-        return any(self._quorum.all_results(resolve))
+        return any(self._servers.all_results(resolve))
 
     # -- workers, servers, and messages
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
-        self._quorum.majority_results(lambda member: member.store.mark_done(name, identity, owner, age_us))
+        self._servers.majority_results(lambda member: member.store.mark_done(name, identity, owner, age_us))
 
     def save_worker_record(self, node: str, worker: str, text: str, life_ms: int) -> None:
-        self._quorum.majority_results(lambda member: member.store.save_worker_record(node, worker, text, life_ms))
+        self._servers.majority_results(lambda member: member.store.save_worker_record(node, worker, text, life_ms))
 
     def worker_records(self, node: str) -> dict[str, str]:
         # Of each worker, take the longest record. An outdated one does no harm: its leases are released or expired.
         found: dict[str, str] = {}
-        for records in self._quorum.majority_results(lambda member: member.store.worker_records(node)):
+        for records in self._servers.majority_results(lambda member: member.store.worker_records(node)):
             found.update((worker, text) for worker, text in records.items() if len(text) > len(found.get(worker, "")))
         return found
 
     def info(self) -> StoreInfo:
-        replies = self._quorum.ask(lambda member: member.store.info())
+        replies = self._servers.ask(lambda member: member.store.info())
         infos: list[StoreInfo] = successful(replies)
-        if len(infos) < self._quorum.majority:
-            raise self._quorum.no_majority(replies)
+        if len(infos) < self._servers.majority:
+            raise self._servers.no_majority(replies)
         eviction = next((one.eviction for one in infos if one.eviction != "noeviction"), "noeviction")
         # A server with two names is reported as that, and not as one that did not answer.
         known = {index: "" if isinstance(one, SameServer) else one for index, one in replies.items()}
-        silent = self._quorum.failures(known)
+        silent = self._servers.failures(known)
         return StoreInfo(
             all(one.durable for one in infos), eviction, silent, duplicate_servers=_same_server_text(replies)
         )
@@ -233,9 +233,9 @@ class RedlockStore(LockStore):
 
         def refused(replies: Mapping[int, Any]) -> bool:
             # If the servers forbid INFO, do not wait for one that hangs.
-            return len(replies) >= self._quorum.majority and not successful(replies)
+            return len(replies) >= self._servers.majority and not successful(replies)
 
-        return self._quorum.ask(lambda member: member.store.info(), refused, within, settle=SETTLE)
+        return self._servers.ask(lambda member: member.store.info(), refused, within, settle=SETTLE)
 
     # -- a vote
 
@@ -250,20 +250,20 @@ class RedlockStore(LockStore):
         within: float,
     ) -> tuple[Outcome, Mapping[int, Any]]:
         """Return the outcome of a vote, and the replies that decided it."""
-        servers = len(self._quorum.members)
+        servers = len(self._servers.members)
 
         def outcome(replies: Mapping[int, Any]) -> Outcome | None:
             return voting.outcome(successful(replies), servers - len(replies), servers)
 
-        def roll_back(member: QuorumMember, reply: Any) -> None:
+        def roll_back(member: MemberServer, reply: Any) -> None:
             if vote.lost and isinstance(reply, Acquired):
                 member.release(name, acquisition, rollback)
             elif vote.lost and isinstance(reply, ReplyLost):
                 member.queue_release(name, acquisition, rollback)  # the server may still execute the acquire
 
-        for member in self._quorum.members:
+        for member in self._servers.members:
             member.expect_acquire(acquisition)
-        replies = self._quorum.ask(
+        replies = self._servers.ask(
             lambda member: member.acquire(name, acquisition, ttl_ms, request, rollback),
             lambda replies: outcome(replies) is not None,
             within,
@@ -289,17 +289,17 @@ class RedlockStore(LockStore):
     ) -> Acquired | None:
         """Return the acquisition that a majority has confirmed, or None if none has."""
         # A server that has not replied yet may hold the lock by now.
-        everyone = range(len(self._quorum.members))
+        everyone = range(len(self._servers.members))
         holders = [index for index in everyone if index not in replies or isinstance(replies[index], Acquired)]
 
         def confirmed(seed: str = "") -> bool:
             def enough(replies: Mapping[int, Any]) -> bool:
-                return successful(replies).count(True) >= self._quorum.majority
+                return successful(replies).count(True) >= self._servers.majority
 
-            def agree(member: QuorumMember) -> bool:
+            def agree(member: MemberServer) -> bool:
                 return member.store.adopt_token(name, acquisition, won.token, seed, request.tick, waited=waited)
 
-            return enough(self._quorum.ask(agree, enough, within, holders))
+            return enough(self._servers.ask(agree, enough, within, holders))
 
         if not confirmed():
             return None
@@ -315,7 +315,7 @@ class RedlockStore(LockStore):
         holders = [index for index, reply in replies.items() if isinstance(reply, Acquired | ReplyLost)]
         if not holders:
             return True
-        released = self._quorum.ask(
+        released = self._servers.ask(
             lambda member: member.release(name, acquisition, rollback), within=within, indexes=holders
         )
         return len(successful(released)) == len(holders)

@@ -7,12 +7,13 @@ write them through :class:`~celery_dlock.store.rules.records.Records`. :mod:`.te
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from ..acquisition import HolderKind, kind_of
 
 __all__ = [
     "Claim",
+    "Guard",
     "Head",
     "LockRecord",
     "Mark",
@@ -277,3 +278,15 @@ class Mark:
 
     text: str
     until: int
+
+
+class Guard(NamedTuple):
+    """The guard of a transaction of the user.
+
+    Args:
+        token: The fencing token of the holder.
+        run: The tick and the run mark that the transaction itself writes (``lease.settle``); None: it writes none.
+    """
+
+    token: int
+    run: tuple[str, Mark] | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ..base import ReleaseRequest
 from ..operator_model import RunView
 from . import views
-from .data import RunMark
+from .data import Mark, RunMark
 from .records import DONE_MS, TOMBSTONE_MS, Records
 
-__all__ = ["forget_run", "last_run", "mark_and_holder", "mark_done", "resolve_run", "save_run_mark"]
+__all__ = ["forget_run", "last_run", "mark_and_holder", "mark_done", "resolve_run", "save_run_mark", "settle_run"]
 
 
 def last_run(records: Records, name: str, tick: str) -> RunView | None:
@@ -54,9 +54,7 @@ def resolve_run(records: Records, tick: str, command_id: str, shown_mark: str, *
 def save_run_mark(records: Records, acquisition: str, ending: ReleaseRequest) -> None:
     """Set the mark of a run that ends."""
     if ending.used_ms:
-        at = str(records.now)
-        used = RunMark("used", at, ending.identity, acquisition, ending.seed, ending.requester)
-        records.put_mark("run", ending.tick, used.text, ending.used_ms)
+        records.put_mark("run", ending.tick, _used(records, acquisition, ending).text, ending.used_ms)
         return
     seed_ms = ending.window_ms if ending.once else 0
     mark = RunMark.of(records.mark("run", ending.tick))
@@ -67,6 +65,23 @@ def save_run_mark(records: Records, acquisition: str, ending: ReleaseRequest) ->
         # This run did not succeed, so the outcome of the crashed run before it is still unknown.
         ended = RunMark("unknown", mark.crashed_at, mark.crashed_of, "", mark.seed, mark.crashed_by)
     records.put_mark("run", ending.tick, ended.text, seed_ms)
+
+
+def settle_run(records: Records, acquisition: str, ending: ReleaseRequest) -> tuple[str, Mark] | None:
+    """Return the tick and the run mark that a transaction of the user writes; None if the run has no run mark.
+
+    From now on, the transaction alone decides. Until it commits, the run counts as one that did not succeed. If its
+    process dies, the mark is rolled back with the rows, so the outcome is known.
+    """
+    if not ending.used_ms:
+        return None
+    save_run_mark(records, acquisition, ending._replace(used_ms=0))
+    until = records.now + ending.used_ms * 1000
+    return ending.tick, Mark(_used(records, acquisition, ending).text, until)
+
+
+def _used(records: Records, acquisition: str, ending: ReleaseRequest) -> RunMark:
+    return RunMark("used", str(records.now), ending.identity, acquisition, ending.seed, ending.requester)
 
 
 def mark_done(records: Records, identity: str, owner: str, age_us: int) -> None:

@@ -29,6 +29,7 @@ from tests.contract.redlock.helpers import KEYS, TIMEOUT, acquired, can_acquire,
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 from tests.support.proxy import Proxy
+from tests.support.scripts import shas
 from tests.support.servers import LOCK_PASSWORD, Server
 from tests.support.stores import name_in
 from tests.support.topologies import RedlockSet
@@ -138,7 +139,7 @@ def test_lease_taken_late_by_a_hung_server_is_released_after_a_refusal(five: Red
         refused.release(name_in(took_elsewhere), "o.0", ReleaseRequest())
         hung.pause()
         assert isinstance(refused.acquire(NAME, "o.1", TTL, request_of()), Held)
-        eventually(lambda: not refused._quorum.members[4]._pending, within=10)  # given up, and in the server's queue
+        eventually(lambda: not refused._servers.members[4]._pending, within=10)  # given up, and in the server's queue
         hung.resume()
         eventually(lambda: refused.inspect(NAME) is not None and holders([hung]) == [None], within=15)
 
@@ -177,8 +178,8 @@ def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(fiv
         store = stack.enter_context(closing(open_store_at(proxies, timeout=10)))
         acquired(store, "o.1")
         store.release(NAME, "o.1", ReleaseRequest())
-        eventually(lambda: not store._quorum.busy)
-        proxies[0].set_mode("cut_reply", containing=SCRIPTS["adopt_token"].shas)
+        eventually(lambda: not store._servers.busy)
+        proxies[0].set_mode("cut_reply", containing=shas(SCRIPTS["adopt_token"]))
         for proxy in proxies[3:]:
             proxy.set_delay(0.2, 0.2)
         answer = store.acquire(NAME, "o.2", 10 * TTL, request_of())
@@ -193,7 +194,7 @@ def test_server_lost_between_vote_and_agreement_costs_no_lock_that_five_hold(fiv
 def cut_all(nodes: Sequence[Server], store: RedlockStore) -> None:
     """End every connection of the store, as a server's idle limit does, once no call is under way."""
     # A call that opens its connection after the cut would leave the next call one that works.
-    eventually(lambda: not store._quorum.busy, within=10)
+    eventually(lambda: not store._servers.busy, within=10)
     for node in nodes:
         with node.client() as client:
             client.client_kill_filter(_type="normal", skipme=True)
@@ -342,7 +343,7 @@ def test_waiters_wait_on_one_server_and_a_release_wakes_one_of_them(five: Redloc
             waiting.append(threads.submit(listen, store))
             eventually(lambda number=number: sum(_blocked(node) for node in five.nodes) > number)  # type: ignore[misc]
         eventually(lambda: sorted(_blocked(node) for node in five.nodes) == [0, 0, 0, 0, 3])
-        eventually(lambda: not store._quorum.busy)
+        eventually(lambda: not store._servers.busy)
         assert store.release(NAME, "o.1", ReleaseRequest()).woke
         for number in range(3):
             eventually(lambda number=number: sum(one.done() for one in waiting) > number)  # type: ignore[misc]
@@ -351,7 +352,7 @@ def test_waiters_wait_on_one_server_and_a_release_wakes_one_of_them(five: Redloc
             won = store.acquire(NAME, f"v.{number}", TTL, request_of(notify=True, waited=True))
             assert isinstance(won, Acquired)
             # If the release comes before that mark on the server where they wait, it wakes none, and callers poll.
-            eventually(lambda: not store._quorum.busy)
+            eventually(lambda: not store._servers.busy)
             assert store.release(NAME, f"v.{number}", ReleaseRequest()).woke
 
 
@@ -401,7 +402,7 @@ print(type(store.acquire(NAME, "o.1", 30_000, request_of())).__name__, flush=Tru
 
 
 def test_an_idle_store_has_no_threads(five: RedlockSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_dlock.store.redlock.fanout.IDLE", 0.1)
+    monkeypatch.setattr("celery_dlock.store.redlock.call_threads.IDLE", 0.1)
     with closing(open_store_at(five.nodes)) as store:
         before = psutil.Process().num_threads()
         acquired(store, "o.1")

@@ -232,7 +232,7 @@ def test_first_lock_waits_a_tenth_of_its_ttl_for_servers_to_say_who_they_are(
 ) -> None:
     silent = threading.Event()
     with closing(open_store_at(five.nodes, timeout=30)) as store:
-        for node in store._quorum.members[:3]:
+        for node in store._servers.members[:3]:
             monkeypatch.setattr(node.store, "info", lambda: silent.wait(30))
         began = time.monotonic()
         assert isinstance(store.acquire(NAME, "o.1", 5_000, request_of()), Acquired)
@@ -261,7 +261,7 @@ def test_names_that_change_places_are_members_again(five: RedlockSet) -> None:
         proxies = [stack.enter_context(Proxy(node.port or 0)) for node in nodes]
         store = stack.enter_context(closing(open_store_at(proxies)))
         acquired(store, "o.1")
-        eventually(lambda: not store._quorum.busy)
+        eventually(lambda: not store._servers.busy)
         for proxy, node in zip(proxies, [*nodes[1:], nodes[0]], strict=True):
             proxy.lead_to(node.port or 0)
         eventually(lambda: _renewed_by_all(store, nodes))
@@ -364,7 +364,7 @@ def test_no_majority_of_threads_is_a_store_that_does_not_answer_and_leaves_no_lo
         acquired(store, "o.1")
     monkeypatch.undo()
     store.release(NAME, "o.1", ReleaseRequest(outcome_unknown=True))
-    eventually(lambda: holders(five.nodes) == [None] * 5 and not store._quorum.busy)
+    eventually(lambda: holders(five.nodes) == [None] * 5 and not store._servers.busy)
 
 
 @pytest.mark.invariant("no-wake-up-is-lost")

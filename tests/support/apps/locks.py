@@ -18,6 +18,7 @@ from celery import Celery
 from celery_dlock import Lock
 from celery_dlock.errors import NotHeld
 from celery_dlock.locking import watchdog
+from celery_dlock.utils import threads as native_threads
 
 
 def app_at(url: str) -> Celery:
@@ -39,8 +40,22 @@ def hold(url: str) -> None:
 
 
 def fork_in_c(url: str) -> None:
-    """As a server written in C forks, which tells Python nothing of it (uWSGI, unless it is asked to)."""
-    fork(url, ctypes.PyDLL(None).fork)
+    """As a server written in C forks, which tells Python nothing of it (uWSGI, unless it is asked to).
+
+    Python itself cannot do this while another thread waits for the interpreter. The child inherits that wait, and hangs
+    as soon as a second thread of its own waits (glibc counts the lost thread). So the watchdog sleeps here.
+    """
+    usual, watchdog.ROUND = watchdog.ROUND, 20.0
+
+    def make() -> int:
+        while not any(frame.f_code is native_threads.sleep.__code__ for frame in sys._current_frames().values()):
+            time.sleep(0.01)
+        pid: int = ctypes.PyDLL(None).fork()
+        if pid == 0:
+            watchdog.ROUND = usual
+        return pid
+
+    fork(url, make)
 
 
 def fork(url: str, make: Callable[[], int] = os.fork) -> None:

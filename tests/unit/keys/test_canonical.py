@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from celery_dlock.errors import LockKeyError
 from celery_dlock.keys.canonical import form_of, plain
-from celery_dlock.keys.normalize import MAX_DEPTH
+from celery_dlock.keys.equal_values import MAX_DEPTH
 
 pytestmark = pytest.mark.core
 

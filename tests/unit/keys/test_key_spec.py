@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from celery_dlock.errors import InvalidLockOptions, LockKeyError
 from celery_dlock.keys import key_spec
-from celery_dlock.keys.arguments import ArgumentBinder
+from celery_dlock.keys.bound_arguments import ArgumentBinder
 from celery_dlock.keys.key_spec import KeySpec, shared_name
 from tests.unit.keys.naming import name_text, without_digest
 

@@ -19,7 +19,7 @@ from celery_dlock.locking.events import Event, Listeners, Loss, LossCause
 from celery_dlock.runtime import Runtime
 from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.model import Requester
-from celery_dlock.store.redlock.fanout import FanOut
+from celery_dlock.store.redlock.call_threads import CallThreads
 from celery_dlock.utils import threads as native
 from celery_dlock.utils.background import Loop, begin_thread, result_in_time
 from celery_dlock.utils.log import logger
@@ -433,29 +433,29 @@ def test_call_is_made_by_the_next_round_of_a_loop_when_no_thread_could_be_starte
     assert done == ["done"]
 
 
-def test_fan_out_without_a_thread_returns_the_calls_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_threads_without_a_thread_returns_the_calls_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     starts = Starts(2)
     monkeypatch.setattr("_thread.start_new_thread", lambda run, args: starts(lambda: made.append(args[0]())))
-    fan_out = FanOut()
-    failures = fan_out.start([lambda: "a", lambda: "b", lambda: "c"])
+    call_threads = CallThreads()
+    failures = call_threads.start([lambda: "a", lambda: "b", lambda: "c"])
     assert made == ["a", "c"]
     assert [(index, str(error)) for index, error in failures.items()] == [(1, NO_THREAD)]
-    assert len(fan_out._running) == 2
+    assert len(call_threads._running) == 2
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
-def test_fan_out_thread_survives_a_call_that_raises(error: type[BaseException]) -> None:
+def test_call_thread_survives_a_call_that_raises(error: type[BaseException]) -> None:
     made: list[int] = []
 
     def broken() -> None:
         made.append(threading.get_ident())
         raise error
 
-    fan_out = FanOut()
-    fan_out.start([broken])
-    eventually(lambda: not fan_out.busy and len(fan_out._idle) == 1)
-    fan_out.start([lambda: made.append(threading.get_ident())])
+    call_threads = CallThreads()
+    call_threads.start([broken])
+    eventually(lambda: not call_threads.busy and len(call_threads._idle) == 1)
+    call_threads.start([lambda: made.append(threading.get_ident())])
     eventually(lambda: len(made) == 2)
     assert made[0] == made[1]
 

@@ -1,12 +1,14 @@
 """A step that is kept apart from forks never overlaps one, and neither waits long for the other."""
 
+import ctypes
 import logging
 import os
+import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -93,6 +95,21 @@ def test_who_forks_inside_does_not_wait_for_itself(monkeypatch: pytest.MonkeyPat
     with no_fork():
         assert forked(crosses) == 7
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.invariant("fork-inherits-no-mutex")
+def test_child_of_a_fork_in_c_enters_although_a_thread_of_its_parent_was_entering() -> None:
+    """No hook is called in such a child, so it inherits the gate locked."""
+    with fork_guard._GUARD._gate:
+        pid = ctypes.PyDLL(None).fork()
+        if pid == 0:
+            os._exit(crosses())
+    try:
+        _, status = eventually(lambda: (ended := os.waitpid(pid, os.WNOHANG))[0] and ended)
+        assert os.waitstatus_to_exitcode(status) == 7
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.invariant("fork-inherits-no-mutex")

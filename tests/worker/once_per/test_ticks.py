@@ -7,7 +7,7 @@ import time
 import pytest
 
 from celery_dlock import InvalidTick
-from celery_dlock.messaging.ticks import header_for
+from celery_dlock.messaging.tick_header import header_for
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker

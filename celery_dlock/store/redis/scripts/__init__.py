@@ -10,12 +10,11 @@ number, it needs a reader in :mod:`..replies`.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
 
-from .header import Header, Parameter, check_parts, read_header, with_parts
+from .header import Header, Parameter, read_header, with_parts
 
 __all__ = ["PARTS", "SCRIPTS", "Script", "ScriptVariant", "lua_files"]
 
@@ -131,28 +130,19 @@ class _Variants(dict[tuple[bool, ...], ScriptVariant]):
 
 
 class Script:
-    """One Lua file, with the keys, arguments and groups that its header declares.
-
-    Raises :class:`ValueError` for a header or an ``@include`` that is malformed.
+    """One operation, with the keys, arguments and groups that the header of its file declares.
 
     Args:
         name: Name of the file, without its suffix.
-        text: Text of the file.
-        parts: Texts of the files in ``lib/``, by name.
+        header: Declarations of the file.
+        body: Text of the file, with its parts.
     """
 
-    __slots__ = ("args", "body", "groups", "header", "keys", "name", "replies", "variants")
+    __slots__ = ("args", "body", "groups", "header", "keys", "name", "variants")
 
-    def __init__(self, name: str, text: str, parts: dict[str, str]) -> None:
-        self.name = name
-        header = read_header(name, text)
-        check_parts(name, text, parts, header)
-        self._define(header, with_parts(text, parts))
-
-    def _define(self, header: Header, body: str) -> None:
-        self.header, self.body = header, body
-        self.keys, self.args, self.replies = header.keys, header.args, header.replies
-        self.groups = tuple(header.groups)
+    def __init__(self, name: str, header: Header, body: str) -> None:
+        self.name, self.header, self.body = name, header, body
+        self.keys, self.args, self.groups = header
         #: Variants by the presence of each group, in the header's order.
         self.variants = _Variants(self)
 
@@ -161,18 +151,6 @@ class Script:
         if unknown := set(groups) - set(self.groups):
             raise ValueError(f"invalid group of {self.name}.lua: {unknown}: expected {self.groups}")
         return self.variants[tuple(group in groups for group in self.groups)]
-
-    def all_variants(self) -> Iterator[ScriptVariant]:
-        """Yield every allowed variant: one that has a group also has the group that it requires."""
-        for present in itertools.product((True, False), repeat=len(self.groups)):
-            chosen = dict(zip(self.groups, present, strict=True))
-            if all(chosen.get(self.header.groups[group], True) for group in self.groups if chosen[group]):
-                yield self.variants[present]
-
-    @property
-    def shas(self) -> frozenset[str]:
-        """The SHA-1 of every variant."""
-        return frozenset(variant.sha for variant in self.all_variants())
 
     def build(self, present: dict[str, bool]) -> ScriptVariant:
         """Return a new variant. Use :attr:`variants`, which keeps them."""
@@ -212,4 +190,6 @@ def lua_files(folder: str) -> dict[str, str]:
 
 
 PARTS: Final = lua_files("lib")
-SCRIPTS: Final = {name: Script(name, text, PARTS) for name, text in lua_files("").items()}
+SCRIPTS: Final = {
+    name: Script(name, read_header(name, text), with_parts(text, PARTS)) for name, text in lua_files("").items()
+}

@@ -7,15 +7,12 @@ seats, and which keys and arguments a command has in addition to those of that s
 
 from __future__ import annotations
 
-import functools
 from typing import Final
 
-from ....keys.lock_name import ONE_SEAT
-from ..keys import LockKeys
-from . import PARTS, SCRIPTS, Script, ScriptVariant, lua_files
-from .header import Parameter, check_parts, read_header, with_parts
+from . import PARTS, SCRIPTS, Script, lua_files
+from .header import Parameter, read_header, with_parts
 
-__all__ = ["SEAT_SCRIPTS", "SHARED_PARTS", "SeatScript", "seat_command"]
+__all__ = ["SEAT_SCRIPTS", "SHARED_PARTS"]
 
 _FILES: Final = lua_files("seats")
 #: Parts that several of the files share, by their path.
@@ -27,55 +24,14 @@ _PARTS: Final = {**PARTS, **SHARED_PARTS}
 _OWN_KEYS, _SEAT_LIMIT = (Parameter("seats"), Parameter("absent")), Parameter("seat_limit")
 
 
-class SeatScript(Script):
-    """A script that runs another one on a seat.
-
-    Raises :class:`ValueError` for a header or an ``@include`` that is malformed.
-
-    Args:
-        script: The script of a lock.
-    """
-
-    __slots__ = ("_plain",)
-
-    def __init__(self, script: Script) -> None:
-        self.name = f"seats/{script.name}"
-        self._plain = script
-        text, plain = _FILES[script.name], script.header
-        more = tuple(key for key in _OWN_KEYS if key not in plain.keys)
-        header = plain._replace(keys=(*plain.keys, *more), args=(_SEAT_LIMIT, *plain.args))
-        header = read_header(self.name, text, header)
-        check_parts(self.name, text, _PARTS, header)
-        self._define(header, f"\nlocal function on_seat(...)\n{script.body}\nend\n{with_parts(text, _PARTS)}")
-
-    def variant_like(self, plain: ScriptVariant) -> ScriptVariant:
-        """Return the variant with the groups of a variant of the other script."""
-        present = next(present for present, variant in self._plain.variants.items() if variant is plain)
-        return self.variants[present]
+def _on_seat(name: str, text: str) -> Script:
+    """Return the script that runs another one on a seat."""
+    plain = SCRIPTS[name]
+    more = tuple(key for key in _OWN_KEYS if key not in plain.keys)
+    header = plain.header._replace(keys=(*plain.keys, *more), args=(_SEAT_LIMIT, *plain.args))
+    body = f"\nlocal function on_seat(...)\n{plain.body}\nend\n{with_parts(text, _PARTS)}"
+    return Script(f"seats/{name}", read_header(f"seats/{name}", text, header), body)
 
 
 #: The scripts by the name of the script of a lock.
-SEAT_SCRIPTS: Final = {name: SeatScript(SCRIPTS[name]) for name in _FILES if name in SCRIPTS}
-
-
-@functools.cache
-def _variant_on_seat(plain: ScriptVariant) -> ScriptVariant:
-    return SEAT_SCRIPTS[plain.name].variant_like(plain)
-
-
-def seat_command(
-    command: tuple[ScriptVariant, tuple[str, ...]], keys: LockKeys, seats: int
-) -> tuple[ScriptVariant, tuple[str, ...]]:
-    """Return a command for one seat, instead of the command for a name that is one lock.
-
-    Args:
-        command: The command of a script that has a file in ``seats/``.
-        keys: Keys of the name.
-        seats: ``LockName.seats``.
-    """
-    if seats == ONE_SEAT:
-        return command
-    plain, texts = command
-    number, variant = len(plain.keys), _variant_on_seat(plain)
-    own_keys = map(keys.named, variant.keys[number:])
-    return variant, (*texts[:number], *own_keys, str(seats), *texts[number:])
+SEAT_SCRIPTS: Final = {name: _on_seat(name, text) for name, text in _FILES.items() if name in SCRIPTS}

@@ -13,9 +13,9 @@ from pymysql.constants import CLIENT
 
 from ....errors import StoreNotReady, StoreUnavailable
 from ....utils.fork_guard import no_fork
+from ...engine.pool import IDLE_SECONDS, Pool
 from ...location import Address, StoreLocation
 from ..migrations import check_version
-from ..pool import IDLE_SECONDS, Pool
 from .server_errors import READ_ONLY, READ_ONLY_NUMBERS, RowLocked, connection_error, number_of, statement_error
 
 __all__ = ["Connection", "ConnectionPool", "Result"]

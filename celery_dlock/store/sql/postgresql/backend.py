@@ -15,6 +15,7 @@ from ....keys.lock_name import LockName
 from ...base import NO_GUARD, ReleaseListener
 from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
+from ...rules.data import Guard
 from ..backend import Lease, SQLBackend
 from ..guard import NO_TRANSACTION, UserTransaction
 from ..rows import Row
@@ -27,6 +28,10 @@ __all__ = ["PostgreSQLBackend"]
 
 #: The error of a transaction whose snapshot is older than a change of the row that it wants to lock.
 _SERIALIZATION_FAILURE: Final = "40001"
+_BEGAN_BEFORE: Final = (
+    "this transaction began before its guard: under REPEATABLE READ or SERIALIZABLE, call guard() or settle() before "
+    "any other statement of the transaction"
+)
 #: Another transaction was in the way, and nothing was written.
 _LOCKED: Final = errors.LockNotAvailable, errors.DeadlockDetected
 
@@ -65,10 +70,10 @@ class PostgreSQLBackend(SQLBackend):
         if refused is not None:
             raise refused
 
-    def guard_of(self, connection: Any) -> Callable[[LockName, int], bool]:
+    def guard_of(self, connection: Any) -> Callable[[LockName, Guard], bool]:
         user = UserTransaction(connection)
 
-        def guard(name: LockName, token: int) -> bool:
+        def guard(name: LockName, made: Guard) -> bool:
             # All of these come after the commit of the guard, so that the snapshot of the transaction has it.
             here, read_only, began = user.ask(self.sql.can_guard)
             # Two databases may both have such tables.
@@ -76,27 +81,23 @@ class PostgreSQLBackend(SQLBackend):
                 raise GuardRefused(NO_GUARD)
             if read_only:
                 raise GuardRefused("a transaction that is read-only, or on a replica, cannot be guarded")
-            return self._lock_guard(user, self.key(name), token, began)
+            return self._lock_guard(user, self.key(name), made, began)
 
         return guard
 
-    def _lock_guard(self, user: UserTransaction, key: str, token: int, began: object) -> bool:
-        try:
-            locked = user.ask(self.sql.lock_guard, (key, token))
-        except Exception as error:
-            if getattr(error, "sqlstate", getattr(error, "pgcode", None)) != _SERIALIZATION_FAILURE:
-                raise
-            locked = None
-        if locked is not None:
-            if locked[0] != began:
-                raise GuardRefused(NO_TRANSACTION)
-            return True
-        if self._ask(self.sql.has_guard, (key, token)):
-            raise GuardRefused(
-                "this transaction began before its guard: under REPEATABLE READ or SERIALIZABLE, call guard() before "
-                "any other statement of the transaction"
-            )
-        return False
+    def _lock_guard(self, user: UserTransaction, key: str, made: Guard, began: object) -> bool:
+        locked = _written(user, self.sql.lock_guard, (key, made.token))
+        if locked is None:
+            if self._ask(self.sql.has_guard, (key, made.token)):
+                raise GuardRefused(_BEGAN_BEFORE)
+            return False
+        if locked[0] != began:
+            raise GuardRefused(NO_TRANSACTION)
+        if made.run is not None:
+            tick, mark = made.run
+            if _written(user, self.sql.settle, (key, "run", tick, mark.text, mark.until)) is None:
+                raise GuardRefused(_BEGAN_BEFORE)
+        return True
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return Listener(self.pool, self.sql, self.key(name))
@@ -134,6 +135,16 @@ class PostgreSQLBackend(SQLBackend):
         with self.pool.lent(within) as connection:
             renewed = connection.execute(self.sql.renew, (names, owners, lives)).fetchall()
         return [leases[place - 1].number for (place,) in renewed]
+
+
+def _written(user: UserTransaction, statement: str, values: tuple[Any, ...]) -> Any:
+    """Return the row that a statement has locked or written; None if the transaction does not see it."""
+    try:
+        return user.ask(statement, values)
+    except Exception as error:
+        if getattr(error, "sqlstate", getattr(error, "pgcode", None)) != _SERIALIZATION_FAILURE:
+            raise
+        return None
 
 
 class PostgreSQLSession(SQLSession):
@@ -185,6 +196,9 @@ class PostgreSQLSession(SQLSession):
         if not self._writes:
             return True  # it may not lock a row
         self._connection.execute(self._sql.end_guard, (self._key, token))
+        # The transaction may have settled its run after these were read.
+        self._read_marks.clear()
+        self._marks.clear()
         return not self._ask(self._sql.has_guard, (self._key, token))
 
     def commit(self, changes: Changes) -> None:

@@ -14,9 +14,9 @@ from psycopg.abc import PQGen
 
 from ....errors import StoreRefused, StoreUnavailable
 from ....utils.fork_guard import no_fork
+from ...engine.pool import IDLE_SECONDS, Pool
 from ...location import StoreLocation
 from ..migrations import check_version
-from ..pool import IDLE_SECONDS, Pool
 from .server_errors import connection_error, statement_error
 
 __all__ = ["Connection", "ConnectionPool"]

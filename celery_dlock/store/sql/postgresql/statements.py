@@ -72,7 +72,7 @@ class Statements:
     )
     drop_waiter = "DELETE FROM @.dlock_waiter WHERE name = %s AND identity = %s"
 
-    # Guards. The last two and `store_id` are for the connection of the user.
+    # Guards. The last three and `store_id` are for the connection of the user.
     put_guard = "INSERT INTO @.dlock_guard (name, token, at_us) VALUES (%s, %s::bigint, @us) ON CONFLICT DO NOTHING"
     end_guard = (
         "DELETE FROM @.dlock_guard WHERE (name, token) IN (SELECT name, token FROM @.dlock_guard"
@@ -86,6 +86,8 @@ class Statements:
     )
     #: ``now()`` is the start of the transaction: if it differs from that of :attr:`can_guard`, each statement is one.
     lock_guard = "SELECT now() FROM @.dlock_guard WHERE name = %s AND token = %s::bigint FOR SHARE"
+
+    settle = f"{put_mark} RETURNING 1"
 
     # A wake-up that no call waits for is kept: the next call that begins to wait takes it.
     keep_wake = (

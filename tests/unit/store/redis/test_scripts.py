@@ -7,8 +7,10 @@ from importlib import resources
 import pytest
 
 from celery_dlock.store.redis import scripts
-from celery_dlock.store.redis.scripts import SCRIPTS, Script
-from celery_dlock.store.redis.scripts.seated import SEAT_SCRIPTS, SHARED_PARTS, SeatScript
+from celery_dlock.store.redis.scripts import PARTS, SCRIPTS, Script
+from celery_dlock.store.redis.scripts.header import directives, read_header, with_parts
+from celery_dlock.store.redis.scripts.seated import SEAT_SCRIPTS, SHARED_PARTS
+from tests.support.scripts import all_variants, shas
 
 HEADER = """-- try: a script of this test.
 -- @group once  the task has once_per
@@ -25,7 +27,7 @@ BODY = "\nreturn 1\n"
 
 
 def made(text: str = HEADER + BODY, parts: dict[str, str] | None = None) -> Script:
-    return Script("try", text, parts or {})
+    return Script("try", read_header("try", text), with_parts(text, parts or {}))
 
 
 def all_scripts() -> list[Script]:
@@ -70,13 +72,13 @@ def test_variant_without_groups_declares_their_names_as_nil() -> None:
 
 
 def test_variants_are_only_the_allowed_sets_of_groups() -> None:
-    found = {(variant.keys, variant.args) for variant in made().all_variants()}
+    found = {(variant.keys, variant.args) for variant in all_variants(made())}
     assert found == {
         (("lock",), ("owner",)),
         (("lock", "run"), ("owner", "seed")),
         (("lock", "run"), ("owner", "seed", "identity")),
     }
-    assert len(made().shas) == 3
+    assert len(shas(made())) == 3
 
 
 def test_variant_is_built_once() -> None:
@@ -119,33 +121,9 @@ def test_whole_command_carries_the_text() -> None:
     assert command.endswith(b"$1\r\n1\r\n$3\r\nl\xc3\xa9\r\n$1\r\no\r\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("-- other: x\n" + HEADER, "try.lua:1: .*expected '-- try: <purpose>'"),
-        (HEADER.replace("@keys run", "@key run"), "try.lua:5: directive @key: expected @group"),
-        (HEADER.replace("lock  hash", "lock hash"), "try.lua:4: .*with two spaces after the name"),
-        (HEADER.replace("[once]", "[twice]"), "try.lua:5: group 'twice': expected a group declared above"),
-        (HEADER.replace("requires once", "requires twice"), "try.lua:3: group 'twice'"),
-        (HEADER.replace("@args owner", "@args lock"), "try.lua:6: second 'lock': expected each name once"),
-        (HEADER.replace("@args owner  ", "@args owner...  "), r"try.lua:7: 'seed': expected nothing after owner\.\.\."),
-        (HEADER.replace("@reply", "reply"), "try.lua: header: expected at least one @keys and one @reply"),
-        (HEADER + "\n-- @include lost\n", "try.lua: @include lost: expected a part of lib/, once"),
-        (HEADER + "\n-- @include a\n  -- @include a\n", "try.lua: @include a: expected a part of lib/, once"),
-        (HEADER + "\n-- @include b\n", "lib/b.lua:2: try.lua lacks queue: expected a script with all that @uses names"),
-        (HEADER + "\n-- @include c\n", "lib/c.lua:2: try.lua lacks a: expected a script with all that @after names"),
-        (HEADER + "\n-- @include d\n", "lib/d.lua:1: .*expected '-- lib/d: <purpose>'"),
-    ],
-)
-def test_malformed_header_is_refused_with_its_line(text: str, message: str) -> None:
-    parts = {
-        "a": "-- lib/a: x\n-- @uses lock once\nlocal a",
-        "b": "-- lib/b: x\n-- @uses lock queue\n",
-        "c": "-- lib/c: x\n-- @after a\n",
-        "d": "local d",
-    }
-    with pytest.raises(ValueError, match=message):
-        made(text, parts)
+def test_malformed_line_of_a_header_is_refused_with_its_number() -> None:
+    with pytest.raises(ValueError, match=r"try\.lua:4: 'lock hash: the lock': expected .*two spaces after the name"):
+        made(HEADER.replace("lock  hash", "lock hash"))
 
 
 def test_parts_stand_in_place_of_their_include_line() -> None:
@@ -169,7 +147,7 @@ def test_loaded_seat_scripts_and_parts_are_all_files() -> None:
 
 
 @pytest.mark.parametrize("script", SEAT_SCRIPTS.values(), ids=lambda script: script.name)
-def test_seat_script_has_all_of_the_plain_script_and_what_its_header_adds(script: SeatScript) -> None:
+def test_seat_script_has_all_of_the_plain_script_and_what_its_header_adds(script: Script) -> None:
     plain = SCRIPTS[script.name.removeprefix("seats/")]
     assert script.keys[: len(plain.keys)] == plain.keys
     assert script.args[1:] == plain.args
@@ -177,6 +155,41 @@ def test_seat_script_has_all_of_the_plain_script_and_what_its_header_adds(script
     names = [one.name for one in (*script.keys, *script.args)]
     assert len(names) == len(set(names))
     assert {"seats", "absent", "seat_limit"} <= set(names)
+
+
+def is_part(name: str) -> bool:
+    return name.startswith("lib/") or name.removesuffix(".lua") in SHARED_PARTS
+
+
+@pytest.mark.parametrize(("name", "text"), LUA_FILES)
+def test_script_header_has_a_title_and_only_known_directives(name: str, text: str) -> None:
+    assert text.startswith(f"-- {name.removesuffix('.lua')}: ")
+    found = {directive for _, directive, _ in directives(text)}
+    assert found <= ({"uses", "after"} if is_part(name) else {"group", "keys", "args", "reply"})
+    assert is_part(name) or "reply" in found
+
+
+@pytest.mark.parametrize("script", all_scripts(), ids=lambda script: script.name)
+def test_script_header_names_each_parameter_once_and_only_declared_groups(script: Script) -> None:
+    names = [one.name for one in (*script.keys, *script.args)]
+    assert len(set(names)) == len(names)
+    assert {one.group for one in (*script.keys, *script.args)} <= {"", *script.groups}
+    assert set(re.findall(r"^-- @group \w+ requires (\w+) ", script.body, re.MULTILINE)) <= set(script.groups)
+    assert script.keys
+    variadic = [one.variadic for one in (*script.keys[:-1], *script.args[:-1])]
+    assert not any(variadic)
+
+
+@pytest.mark.parametrize("script", all_scripts(), ids=lambda script: script.name)
+def test_script_includes_each_part_once_with_what_the_part_uses_and_after_its_parts(script: Script) -> None:
+    text = dict(LUA_FILES)[f"{script.name}.lua"]
+    used = [part for line in re.findall(r"^ *-- @include (.*)$", text, re.MULTILINE) for part in line.split()]
+    assert len(set(used)) == len(used)
+    provided = {one.name for one in (*script.keys, *script.args)} | set(script.groups)
+    for index, part in enumerate(used):
+        for _, directive, rest in directives({**PARTS, **SHARED_PARTS}[part]):
+            expected = provided if directive == "uses" else set(used[:index])
+            assert set(rest.split()) <= expected, (script.name, part, directive)
 
 
 @pytest.mark.parametrize(("name", "text"), LUA_FILES)
@@ -187,8 +200,7 @@ def test_script_body_reads_keys_and_arguments_by_name_only(name: str, text: str)
 
 @pytest.mark.parametrize(("name", "text"), LUA_FILES)
 def test_script_header_says_why_it_is_safe_to_send_twice(name: str, text: str) -> None:
-    is_part = name.startswith("lib/") or name.removesuffix(".lua") in SHARED_PARTS
-    assert is_part or re.search(r"^-- Safe to send twice: ", text, re.MULTILINE), name
+    assert is_part(name) or re.search(r"^-- Safe to send twice: ", text, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("script", all_scripts(), ids=lambda script: script.name)

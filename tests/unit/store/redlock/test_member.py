@@ -10,7 +10,7 @@ from celery_dlock.errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreQua
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import Acquired, AcquireRequest, Released, Requester
-from celery_dlock.store.redlock.member import QuorumMember
+from celery_dlock.store.redlock.member import MemberServer
 from tests.unit.fakes import FakeClock, a_name
 
 NAME = a_name()
@@ -35,10 +35,10 @@ class ScriptedStore:
         return Released(ours=True, duplicate_seen=False)
 
 
-def acquire(*answers: Any) -> tuple[Any, QuorumMember, ScriptedStore]:
+def acquire(*answers: Any) -> tuple[Any, MemberServer, ScriptedStore]:
     """The outcome, an exception as a value, and what is left."""
     store: Any = ScriptedStore(*answers)
-    node = QuorumMember(store, "redis://h", FakeClock(), 1.0)
+    node = MemberServer(store, "redis://h", FakeClock(), 1.0)
     node.expect_acquire("o.1")
     outcome: Any
     try:

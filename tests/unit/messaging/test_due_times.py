@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule
 
-from celery_dlock.messaging.schedules import adjacent_due_times, is_ours, latest_by_search
+from celery_dlock.messaging.due_times import adjacent_due_times, is_ours, latest_by_search
 
 APP = Celery("due", set_as_current=False, timezone="Europe/Berlin")
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ...utils import threads
 
-__all__ = ["FanOut", "PendingReplies"]
+__all__ = ["CallThreads", "PendingReplies"]
 
 #: Seconds after which an idle thread ends.
 IDLE: Final = 5.0
@@ -60,7 +60,7 @@ class PendingReplies:
         return self._replies
 
 
-class FanOut:
+class CallThreads:
     """Threads for concurrent calls, one per call. They are reused. A forked child starts without any."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class FanOut:
 
 
 class _WorkerThread:
-    """One thread of a :class:`FanOut`."""
+    """One thread of a :class:`CallThreads`."""
 
     def __init__(self, idle: collections.deque[_WorkerThread], running: dict[Callable[[], None], None]) -> None:
         self._idle = idle

@@ -1,4 +1,4 @@
-"""The connections of one process to an SQL server.
+"""The connections of one process to a server that the rules do not run on.
 
 The pools of drivers are not used: they start threads, or their locks are not safe after a fork.
 """
@@ -80,7 +80,7 @@ class Pool(ABC, Generic[C]):
 
     @abstractmethod
     def _opened(self, limit: float) -> C:
-        """Return a new connection to a server that has our tables.
+        """Return a new connection to a server that can keep locks.
 
         Raises:
             StoreUnavailable: There is none.

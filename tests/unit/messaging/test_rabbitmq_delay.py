@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from celery_dlock.messaging.delayed_delivery import delay_route, without_deaths
+from celery_dlock.messaging.rabbitmq_delay import delay_route, without_deaths
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from celery.schedules import crontab, schedule
 
 from celery_dlock import InvalidLockOptions, InvalidTick, LockOptions
 from celery_dlock.beat import DLockScheduler, TickScheduler
-from celery_dlock.messaging.ticks import Tick, header_for, tick_of, unstamped
+from celery_dlock.messaging.tick_header import Tick, header_for, tick_of, unstamped
 from celery_dlock.options.derived import tick_mark_ttl
 
 NOW = 1_800_000_000.0

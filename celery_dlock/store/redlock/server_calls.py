@@ -8,11 +8,11 @@ from typing import Any, Final, TypeVar
 
 from ...errors import ReplyLost, ReplyTimeout, StoreNotReady, StoreQuarantined, StoreRefused, StoreUnavailable
 from ...utils.clock import Clock
-from .fanout import FanOut, PendingReplies
-from .member import Member, QuorumMember
+from .call_threads import CallThreads, PendingReplies
+from .member import Member, MemberServer
 from .voting import majority_of
 
-__all__ = ["Quorum", "successful"]
+__all__ = ["Servers", "successful"]
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 SETTLE_TIMES: Final = 2.0
 
 
-class Quorum:
+class Servers:
     """The servers of a Redlock.
 
     In this class, ``replies`` maps the index of a server to its reply. An exception is a reply too.
@@ -32,23 +32,23 @@ class Quorum:
         clock: Monotonic clock.
     """
 
-    def __init__(self, members: Sequence[QuorumMember], timeout: float, clock: Clock) -> None:
+    def __init__(self, members: Sequence[MemberServer], timeout: float, clock: Clock) -> None:
         self.members: Final = tuple(members)
         self.majority: Final = majority_of(len(members))
         self.clock: Final = clock
         self._timeout = timeout
-        self._fan_out = FanOut()
+        self._threads = CallThreads()
 
     def ask(
         self,
-        call: Callable[[QuorumMember], Any],
+        call: Callable[[MemberServer], Any],
         enough: Callable[[Mapping[int, Any]], bool] = lambda replies: False,
         within: float | None = None,
         indexes: Collection[int] | None = None,
         *,
         pending: PendingReplies | None = None,
-        on_reply: Callable[[QuorumMember, Any], None] = lambda member, reply: None,
-        on_skipped: Callable[[QuorumMember], None] = lambda member: None,
+        on_reply: Callable[[MemberServer, Any], None] = lambda member, reply: None,
+        on_skipped: Callable[[MemberServer], None] = lambda member: None,
         settle: float | None = None,
     ) -> Mapping[int, Any]:
         """Make a call to all servers at once, and return the replies that arrived in time.
@@ -99,12 +99,12 @@ class Quorum:
         self,
         pending: PendingReplies,
         indexes: Sequence[int],
-        call: Callable[[QuorumMember], Any],
-        on_reply: Callable[[QuorumMember, Any], None],
+        call: Callable[[MemberServer], Any],
+        on_reply: Callable[[MemberServer, Any], None],
     ) -> list[int]:
         """Start the calls to these servers. Return the servers for which no thread could be started."""
         calls = [functools.partial(self.members[index].ask, pending, index, call, on_reply) for index in indexes]
-        failures = self._fan_out.start(calls)
+        failures = self._threads.start(calls)
         for position, error in failures.items():
             pending.put(indexes[position], StoreUnavailable(f"it was not asked: {error}"))
         return [indexes[position] for position in failures]
@@ -112,9 +112,9 @@ class Quorum:
     @property
     def busy(self) -> bool:
         """Whether a call is still running."""
-        return self._fan_out.busy
+        return self._threads.busy
 
-    def majority_results(self, call: Callable[[QuorumMember], T]) -> list[T]:
+    def majority_results(self, call: Callable[[MemberServer], T]) -> list[T]:
         """Return the results of at least a majority.
 
         Raises:
@@ -122,7 +122,7 @@ class Quorum:
         """
         return self._require_majority(self.ask(call, self.has_majority))
 
-    def all_results(self, call: Callable[[QuorumMember], T]) -> list[T]:
+    def all_results(self, call: Callable[[MemberServer], T]) -> list[T]:
         """Return the results of all servers that answer. Use this for changes that should reach every server.
 
         For example, a run mark counts if any server has it: one server that missed its deletion would bring it back.
@@ -176,28 +176,28 @@ class Quorum:
 
 
 class _Deadline:
-    """The end of the wait for replies. The arguments are those of :meth:`Quorum.ask`."""
+    """The end of the wait for replies. The arguments are those of :meth:`Servers.ask`."""
 
     def __init__(
         self,
-        quorum: Quorum,
+        servers: Servers,
         within: float,
         settle: float | None,
         called: int,
         enough: Callable[[Mapping[int, Any]], bool],
     ) -> None:
-        self._quorum = quorum
+        self._servers = servers
         self._settle = settle
         self._called = called
         self._enough = enough
-        self._began = quorum.clock.monotonic()
+        self._began = servers.clock.monotonic()
         self._end = self._began + within
 
     def seconds_left(self, replies: Mapping[int, Any]) -> float:
         if len(replies) >= self._called or self._enough(replies):
             return 0.0
-        now = self._quorum.clock.monotonic()
-        if self._settle is not None and self._quorum.has_majority(replies):
+        now = self._servers.clock.monotonic()
+        if self._settle is not None and self._servers.has_majority(replies):
             self._end = min(self._end, now + max(self._settle, SETTLE_TIMES * (now - self._began)))
             self._settle = None
         return self._end - now
