@@ -53,10 +53,10 @@ def test_release_of_a_fresh_lease_is_refused_with_its_reason_until_it_is_forced(
 
 
 def test_hold_and_unhold(web: TestClient, control: LockControl) -> None:
-    assert send(web, form_on(web, LOCK, "hold"), **{"for_": "soon", "reason": "why"}).status_code == 400
-    assert send(web, form_on(web, LOCK, "hold"), **{"for_": "2h", "reason": ""}).status_code == 400
+    assert send(web, form_on(web, LOCK, "hold"), for_="soon", reason="why").status_code == 400
+    assert send(web, form_on(web, LOCK, "hold"), for_="2h", reason="").status_code == 400
     assert control.lock(NAME.text).states == ()
-    assert send(web, form_on(web, LOCK, "hold"), **{"for_": "2h", "reason": "gateway is down"}).status_code == 303
+    assert send(web, form_on(web, LOCK, "hold"), for_="2h", reason="gateway is down").status_code == 303
     assert "gateway is down" in web.get(LOCK).text
     assert send(web, form_on(web, LOCK, "unhold")).status_code == 303
     assert control.lock(NAME.text).states == ()
