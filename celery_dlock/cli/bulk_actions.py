@@ -71,23 +71,23 @@ def dead_list(name: str | None, task: str | None, form: str | None) -> None:
         opened.show(opened.control.dead_letters(name, task=task, limit=_ALL).items, DEAD_LETTERS)
 
 
-def _dead_command(verb: str) -> click.Command:
-    @click.command(verb, help=f"{ACTIONS[verb].about} Targets: NAME, NAME/ID, --task or --all.")
+def _dead_command(verb: str) -> None:
+    """Add a command that acts on dead letters."""
+
+    @dead.command(verb, help=f"{ACTIONS[verb].about} Targets: NAME, NAME/ID, --task or --all.")
     @click.argument("target", required=False)
     @option("--task", help="Only those of this task.")
     @option("--all", "every", is_flag=True, help="All dead letters.")
     @bulk
-    def settle(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
+    def act(target: str | None, task: str | None, every: bool, **how: Any) -> None:  # noqa: FBT001
         name, wanted = _target(target, task, every or None)
         with session() as opened:
-            letters = opened.control.dead_letters(name, task=task, limit=_ALL).items
-            _act(opened, verb, [one for one in letters if _matches(one, wanted, task)], wanted, how)
-
-    return settle
+            found = opened.control.dead_letters(name, task=task, limit=_ALL).items
+            _act(opened, verb, [one for one in found if _matches(one, wanted, task)], wanted, how)
 
 
-for verb in ("requeue", "drop"):
-    dead.add_command(_dead_command(verb))
+for _verb in ("requeue", "drop"):
+    _dead_command(_verb)
 
 
 @click.group(cls=ListByDefault)

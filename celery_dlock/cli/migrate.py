@@ -32,16 +32,16 @@ def migrate(ctx: click.Context, /, *, sql: bool, check: bool) -> None:
     except InvalidLockOptions as error:
         note(f"Error: {error}")
         ctx.exit(SETTINGS)
-    place = settings.locations[0].shown
+    url = settings.locations[0].shown
     try:
         if sql:
             click.echo(migrator.text(), nl=False)
         elif check:
             migrator.check()
-            note(f"{place}: the tables have the version of this release")
+            note(f"{url}: the tables have the version of this release")
         else:
             done = migrator.migrate()
-            note(f"{place}: {', '.join(done) if done else 'the tables already have the version of this release'}")
+            note(f"{url}: {', '.join(done) if done else 'the tables already have the version of this release'}")
     except StoreUnavailable as error:
-        note(f"Error: {place}: {error}")
+        note(f"Error: {url}: {error}")
         ctx.exit(NOTHING if check and isinstance(error, StoreRefused) else UNAVAILABLE)

@@ -172,17 +172,17 @@ def session(form: str | None = None) -> Iterator[Session]:
     except InvalidLockOptions as error:
         note(f"Error: {error}")
         context.exit(SETTINGS)
-    place = ", ".join(location.shown for location in Runtime.of(app).settings.locations)
+    urls = ", ".join(location.shown for location in Runtime.of(app).settings.locations)
     try:
         with control:
-            yield Session(control, app, form, place)
+            yield Session(control, app, form, urls)
     except ActionRefused as error:
         note(f"Refused: {error}")
         if error.why in ("fresh", "kept"):
             note("To release it by force, give --force.")
         context.exit(REFUSED)
     except StoreUnavailable as error:
-        note(f"Error: {place}: {error}")
+        note(f"Error: {urls}: {error}")
         context.exit(UNAVAILABLE)
     except (DLockError, ValueError) as error:
         raise click.UsageError(printable(str(error))) from error

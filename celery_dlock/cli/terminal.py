@@ -38,11 +38,11 @@ def fitted(columns: Sequence[Fact], rows: Rows) -> tuple[Sequence[Fact], Rows]:
     room = shutil.get_terminal_size((COLUMNS, 24)).columns
     if sum(_widths(rows)) + 2 * (len(columns) - 1) <= room:
         return columns, rows
-    kept = [place for place, fact in enumerate(columns) if fact.key not in _LEFT_OUT]
-    columns = [columns[place] for place in kept]
-    rows = [[_brief(columns[at], row[place]) for at, place in enumerate(kept)] for row in rows]
+    kept = [index for index, fact in enumerate(columns) if fact.key not in _LEFT_OUT]
+    columns = [columns[index] for index in kept]
+    rows = [[_brief(columns[at], row[index]) for at, index in enumerate(kept)] for row in rows]
     widths = _widths(rows)
-    long = [place for place, fact in enumerate(columns) if fact.kind in _LONG]
+    long = [index for index, fact in enumerate(columns) if fact.kind in _LONG]
     while sum(widths) + 2 * (len(widths) - 1) > room and (can := [at for at in long if widths[at] > SHORTEST]):
         # A lock name keeps twice as much as other texts.
         widths[max(can, key=lambda at: widths[at] / (1 + (columns[at].kind == "lock")))] -= 1
@@ -54,10 +54,10 @@ def lines(columns: Sequence[Fact], rows: Rows) -> Iterator[str]:
     widths = _widths(rows)
     for row in rows:
         texts = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        for place, fact in enumerate(columns) if not os.environ.get("NO_COLOR") else ():
-            colour = next((_COLOURS[state] for state in row[place].split(", ") if state in _COLOURS), None)
+        for index, fact in enumerate(columns) if not os.environ.get("NO_COLOR") else ():
+            colour = next((_COLOURS[state] for state in row[index].split(", ") if state in _COLOURS), None)
             if fact.kind == "states" and colour:
-                texts[place] = click.style(texts[place], fg=colour)
+                texts[index] = click.style(texts[index], fg=colour)
         yield "  ".join(texts).rstrip()
 
 

@@ -1,4 +1,4 @@
-"""The explanation of a call: its stored result, and every place of the store in which its task id is found."""
+"""The explanation of a call: its stored result, and every entry of the store with its task id."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Explanation:
         result: The state of its result; "" if there is no result backend, or if it did not answer.
         reason: The reason of that state, if celery-dlock stored it; "" otherwise.
         holds: The locks that it holds, that are granted to it, or that are kept after its body has ended.
-        waits: Its places in queues.
+        waits: It waits in these queues.
         dead_letters: Its dead letters.
         runs: Its runs that have not succeeded (``once_per``).
         claims: Its claims (``unique``).
@@ -63,8 +63,8 @@ class Explanation:
     @property
     def names(self) -> list[str]:
         """The names of the locks that it holds, awaits or claims, in which it ran, and of the one that refused it."""
-        places: list[Any] = [*self.holds, *self.waits, *self.dead_letters, *self.runs, *self.claims]
-        return sorted({place.name for place in places} | ({self.refused_by} - {""}))
+        found: list[Any] = [*self.holds, *self.waits, *self.dead_letters, *self.runs, *self.claims]
+        return sorted({one.name for one in found} | ({self.refused_by} - {""}))
 
     @property
     def found(self) -> bool:
@@ -158,7 +158,7 @@ def _lines(found: Explanation) -> Iterator[str]:
         yield f"its result is {found.result}" + (f"{between}{found.reason}" if found.reason else "")
     yield from (_hold(view.name, view.holder) for view in found.holds if view.holder)
     for waiter in found.waits:
-        where = f"at place {waiter.position} in the queue of {waiter.name}"
+        where = f"at position {waiter.position} in the queue of {waiter.name}"
         yield f"it waits {where} since {shown_time(waiter.since)} ({waiter.state}{_not_due(waiter)})"
     for letter in found.dead_letters:
         yield f"it is a dead letter of {letter.name} since {shown_time(letter.since)}"

@@ -17,9 +17,9 @@ from ..options.durations import seconds_within
 from ..options.error_texts import invalid_value
 from ..runtime import Runtime
 from ..store.acquisition import OPERATOR
-from ..store.factory import open_operator_store
+from ..store.factory import open_migrator, open_operator_store
 from ..store.model import Grant
-from ..store.operator import Place
+from ..store.operator import ListCursor
 from ..store.operator_model import (
     STATES,
     AuditRecord,
@@ -122,6 +122,15 @@ class LockControl:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def table_statements(self, version: int) -> list[str]:
+        """Return the statements that make the tables of an SQL store, for a migration of Alembic. Asks no server.
+
+        Args:
+            version: The version of the tables. Each needs the version before it.
+        """
+        settings = self._runtime.settings
+        return open_migrator(settings.locations, timeout=settings.timeout).statements(version)
+
     # -- reading
 
     def locks(
@@ -198,7 +207,7 @@ class LockControl:
         Raises:
             LockKeyError: ``cursor`` is malformed.
         """
-        found = (self._store.list_waiters(name, each) for name in self._store.queues(_place(cursor)))
+        found = (self._store.list_waiters(name, each) for name in self._store.queues(_list_cursor(cursor)))
         return _page((queue for queue in found if queue.count), limit, lambda _: "")
 
     def dead_letters(
@@ -217,14 +226,14 @@ class LockControl:
         Raises:
             LockKeyError: ``cursor`` is malformed.
         """
-        found = self._store.dead_letters(_place(cursor))
+        found = self._store.dead_letters(_list_cursor(cursor))
         return _page(_some(found, name, task), limit, lambda letter: letter.identity)
 
     def unknown_outcomes(
         self, name: str | None = None, *, task: str | None = None, cursor: str = "", limit: int = 1000
     ) -> Page[RunView]:
         """Return a page of the runs whose process died in the body (``once_per``), as :meth:`dead_letters` does."""
-        unknown = (run for run in self._store.unsettled_runs(_place(cursor)) if run.state == "unknown")
+        unknown = (run for run in self._store.unsettled_runs(_list_cursor(cursor)) if run.state == "unknown")
         return _page(_some(unknown, name, task), limit, lambda run: run.tick)
 
     def claims(self, *, task: str | None = None, cursor: str = "", limit: int = LIMIT) -> Page[ClaimView]:
@@ -233,7 +242,7 @@ class LockControl:
         return Page([view.claim for view in page.items if view.claim], page.cursor, page.scanned, page.keys)
 
     def explain(self, task_id: str) -> explanation.Explanation:
-        """Return what became of a call: its result, and every place of the store in which it is.
+        """Return what became of a call: its result, and every entry of the store with its id.
 
         It reads all held locks and claims, so it takes seconds in a store with hundreds of thousands of keys.
         """
@@ -262,7 +271,7 @@ class LockControl:
 
     def health(self) -> summary.Health:
         """Return whether the store answers, and what in its setup can lose a lock. Raises no StoreUnavailable."""
-        return summary.health(self._store, [place.shown for place in self._runtime.settings.locations])
+        return summary.health(self._store, [one.shown for one in self._runtime.settings.locations])
 
     def workers(self, *, timeout: float = 1.0) -> remote.Workers:
         """Ask the live workers which locks they hold, and how their watchdogs are. Raises no error.
@@ -544,7 +553,7 @@ def _some(found: Iterable[_Named], name: str | None, task: str | None) -> Iterat
     return (one for one in found if name in (None, one.name) and task in (None, one.task))
 
 
-# The cursor of a list in a fixed order is the place of the page's last entry: its detail, a space and its lock name.
+# The cursor of a list in a fixed order names the page's last entry: its detail, a space and its lock name.
 
 
 def _page(found: Iterable[_Listed], limit: int, detail: Callable[[_Listed], str]) -> Page[_Listed]:
@@ -555,6 +564,6 @@ def _page(found: Iterable[_Listed], limit: int, detail: Callable[[_Listed], str]
     return Page(items[:limit], f"{detail(last)} {last.name}")
 
 
-def _place(cursor: str) -> Place | None:
+def _list_cursor(cursor: str) -> ListCursor | None:
     detail, _, name = cursor.partition(" ")
-    return Place.of(name_from_text(name), detail) if cursor else None
+    return ListCursor.of(name_from_text(name), detail) if cursor else None

@@ -38,7 +38,7 @@ def bucket_of(name: str) -> Callable[[float], int]:
 
 
 class Layout:
-    """The place of each cell in a row.
+    """The index of each cell in a row.
 
     Args:
         tasks: The names of the tasks that the app has registered.

@@ -1,4 +1,5 @@
 """A Django app: system checks of the lock settings and of the singleton tasks, and the dashboard under Django's login.
 
-Add ``"celery_dlock.django"`` to ``INSTALLED_APPS``. Its model has no table, so there are no migrations.
+Add ``"celery_dlock.django"`` to ``INSTALLED_APPS``. Its migrations make the tables of a lock store that is in the
+project's database.
 """

@@ -16,12 +16,11 @@ from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A
 from ..config.settings import Settings
 from ..errors import InvalidLockOptions, NoLockStore, StoreUnavailable
 from ..runtime import Runtime
+from ..store.server_model import StoreInfo, may_evict
 from ..task.app_check import check_task, singleton_tasks, unlocked_tasks
 
 if TYPE_CHECKING:
     from celery import Celery
-
-    from ..store.server_model import StoreInfo
 
 __all__ = ["check_settings", "check_store", "check_tasks"]
 
@@ -68,24 +67,24 @@ def check_store(**_options: Any) -> list[CheckMessage]:
     runtime = Runtime.of(app_or_default())
     if check_settings() or not runtime.enabled:
         return []
-    place = ", ".join(location.shown for location in runtime.settings.locations)
+    urls = ", ".join(location.shown for location in runtime.settings.locations)
     with closing(runtime.open_store(runtime.settings.timeout)) as store:
         try:
-            return list(_store_warnings(place, store.info()))
+            return list(_store_warnings(urls, store.info()))
         except StoreUnavailable as error:
-            return [Warning(f"lock store {place} was not checked: {error}", id=f"{TAG}.W004")]
+            return [Warning(f"lock store {urls} was not checked: {error}", id=f"{TAG}.W004")]
 
 
-def _store_warnings(place: str, info: StoreInfo) -> Iterator[CheckMessage]:
+def _store_warnings(urls: str, info: StoreInfo) -> Iterator[CheckMessage]:
     if not info.durable:
         yield Warning(
-            f"lock store {place} loses its data when it restarts: held locks, waiting calls and used names",
+            f"lock store {urls} loses its data when it restarts: held locks, waiting calls and used names",
             hint="Set appendonly yes on each of its servers.",
             id=f"{TAG}.W002",
         )
-    if info.eviction not in ("noeviction", ""):
+    if may_evict(info.eviction):
         yield Warning(
-            f"lock store {place} may delete locks when its memory is full: its maxmemory-policy is {info.eviction}",
+            f"lock store {urls} may delete locks when its memory is full: its maxmemory-policy is {info.eviction}",
             hint="Set maxmemory-policy noeviction.",
             id=f"{TAG}.W003",
         )

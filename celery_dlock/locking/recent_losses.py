@@ -21,17 +21,17 @@ class RecentLosses:
     """
 
     def __init__(self) -> None:
-        # The view keeps the memory alive. Its last word is the place of the next time.
+        # The view keeps the memory alive. Its last word is the index of the next time.
         self._words = memoryview(mmap.mmap(-1, (KEPT + 1) * 8)).cast("d")
 
     def add(self) -> None:
         """Add a loss that is reported now."""
-        place = int(self._words[KEPT]) % KEPT
-        self._words[place] = SystemClock.monotonic()
-        self._words[KEPT] = (place + 1) % KEPT
+        index = int(self._words[KEPT]) % KEPT
+        self._words[index] = SystemClock.monotonic()
+        self._words[KEPT] = (index + 1) % KEPT
 
     def within(self, seconds: float) -> int:
         """Return the number of losses of the last seconds, at most :data:`KEPT`."""
-        # Unused places are 0, which is earlier than every loss.
+        # Unused words are 0, which is earlier than every loss.
         start = max(0.0, SystemClock.monotonic() - seconds)
         return sum(time > start for time in self._words[:KEPT])

@@ -68,7 +68,7 @@ _FREE, _ACQUIRING, _HELD, _RELEASING, _RELEASE_DELEGATED = map(int, LeaseState)
 _ENDED: Final = (_FREE, _RELEASE_DELEGATED)
 
 
-#: The place of a record: its first word in the memory, its bytes, and its words as whole numbers and as floats.
+#: Where a record is: its first word in the memory, its bytes, and its words as whole numbers and as floats.
 _Slot: TypeAlias = "tuple[int, memoryview[int], memoryview[int], memoryview[float]]"
 
 

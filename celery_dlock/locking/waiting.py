@@ -57,7 +57,7 @@ class RecentWake:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         # Several threads use these without a lock, so each value is replaced as a whole. A race between two threads
-        # costs one of them its place in the line.
+        # costs one of them its position in the line.
         self._last: tuple[LockName, float] | None = None
         self._alone: LockName | None = None
 

@@ -24,9 +24,9 @@ def broker_of(app: Celery) -> str:
     connection = app.connection_for_write()
     transport = connection.transport
     defaults, host = transport.default_connection_params, connection.hostname or ""
-    kind, place = transport.driver_type, str(connection.virtual_host or "")
+    kind, database = transport.driver_type, str(connection.virtual_host or "")
     if kind == "redis":
-        place = place.strip("/") or "0"
+        database = database.strip("/") or "0"
     options = connection.transport_options or {}
     namespaces = [str(options[name]) for name in _NAMESPACE_OPTIONS if options.get(name)]
     if transport.can_parse_url or "://" in host:
@@ -34,5 +34,5 @@ def broker_of(app: Celery) -> str:
     host, port = host or defaults.get("hostname", ""), connection.port or defaults.get("port")
     server = f"[{host}]" if ":" in host else host
     # Quote each part, so that the password mask finds nothing in it to hide.
-    path = "/".join(quote(part, safe="/:") for part in [place, *namespaces])
+    path = "/".join(quote(part, safe="/:") for part in [database, *namespaces])
     return f"{kind}://{server}{f':{port}' if port else ''}/{path}"

@@ -182,7 +182,7 @@ class GrantPublisher:
     def evict(self, name: LockName, waiter: Grant, error: TaskRevokedError, *, keeps_end: bool = False) -> bool:
         """Store the end of a waiter, then delete its message from the store. Return whether that was done.
 
-        Until the end is stored, the store keeps the message in one of two places:
+        Until the end is stored, the store keeps the message in one of two forms:
 
         - A message that a newer call replaced is still in its queue. If this process dies, a sweep grants that message
           the lock, and the worker that receives the message ends it.

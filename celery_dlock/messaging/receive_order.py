@@ -12,7 +12,7 @@ from typing import Final
 
 __all__ = ["ReceiveOrder"]
 
-#: More messages than a worker ever has at a time. A message whose place was overwritten has ended long ago.
+#: More messages than a worker ever has at a time. A message whose number was overwritten has ended long ago.
 _SIZE: Final = 8192
 
 
@@ -20,7 +20,7 @@ class ReceiveOrder:
     """Numbers of received messages: the main process assigns them, and any process of the worker records them."""
 
     def __init__(self) -> None:
-        # The view keeps the memory alive. Each even place has a number, and the next place has its rank.
+        # The view keeps the memory alive. Each even word has a number, and the next word has its rank.
         self._words = memoryview(mmap.mmap(-1, _SIZE * 16)).cast("Q")
         self._numbers = itertools.count(1)
 
@@ -30,10 +30,10 @@ class ReceiveOrder:
 
     def record(self, number: int, rank_us: int) -> None:
         """Record that a message holds its lock or is parked, with its rank; rank 0 if it needs neither."""
-        place = number % _SIZE * 2
-        if self._words[place] < number:
-            self._words[place + 1] = rank_us
-            self._words[place] = number
+        index = number % _SIZE * 2
+        if self._words[index] < number:
+            self._words[index + 1] = rank_us
+            self._words[index] = number
 
     def has_recorded(self, number: int) -> bool:
         """Return whether the message was recorded. An overwritten one counts as recorded."""
@@ -41,6 +41,6 @@ class ReceiveOrder:
 
     def rank_us(self, number: int) -> int:
         """Return the rank of a recorded message; 0 if it has none or was overwritten."""
-        place = number % _SIZE * 2
-        rank_us = self._words[place + 1]
-        return rank_us if self._words[place] == number else 0
+        index = number % _SIZE * 2
+        rank_us = self._words[index + 1]
+        return rank_us if self._words[index] == number else 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ..store.server_model import may_evict
 from .durations import parse_duration
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ def store_checks(health: Health) -> Iterator[Check]:
         yield Check("store", health.error, problem=True)
         return
     yield Check("store", "it answers")
-    evicts = health.eviction not in ("noeviction", "")
-    yield Check("eviction", health.eviction or "unknown", problem=evicts)
+    yield Check("eviction", health.eviction or "unknown", problem=may_evict(health.eviction))
     durable = "survives a restart" if health.durable else "is lost at a restart of the store"
     yield Check("persistence", f"the data {durable}")
     yield Check("replicas", "unknown" if health.replicas is None else str(health.replicas))

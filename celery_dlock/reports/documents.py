@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any, Final
+
+from ..store.holder_model import shown_time
 
 __all__ = ["TIMES", "VERSION", "document", "iso", "row_of"]
 
@@ -17,7 +19,7 @@ TIMES: Final = frozenset({"since", "at", "due"})
 
 def iso(seconds: float) -> str:
     """Return a time as ISO 8601 in UTC; "" for none."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds") if seconds else ""
+    return shown_time(seconds) if seconds else ""
 
 
 def row_of(item: Any) -> Any:
@@ -40,5 +42,4 @@ def document(rows: Sequence[Any], store: str, cursor: str = "") -> dict[str, Any
         store: The location of the store, without its password.
         cursor: The cursor of the next page; "" after the last one.
     """
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    return {"version": VERSION, "at": now, "store": store, "items": rows, "cursor": cursor or None}
+    return {"version": VERSION, "at": iso(time.time()), "store": store, "items": rows, "cursor": cursor or None}

@@ -19,7 +19,7 @@ class Fact:
     """A fact about an item: a column of its list, or a line of its page.
 
     Args:
-        key: The place of its value in the item and in its JSON document, such as ``holder.token``.
+        key: Where its value is in the item and in its JSON document, such as ``holder.token``.
         title: Its name for people.
         kind: How it is shown.
         of: Returns its value. Default: what ``key`` names, None if a part of that is None.

@@ -116,7 +116,7 @@ LOCKS: Final = Table(
 WAITERS: Final = Table(
     (
         _NAME,
-        Fact("position", "Place", "number"),
+        Fact("position", "Position", "number"),
         Fact("state", "State"),
         _TASK,
         _TASK_ID,

@@ -421,7 +421,7 @@ class LockStore(Protocol):
         return False
 
     def dead_letters_at(self, name: LockName) -> str:
-        """Return the place where an operator finds the dead letters of a lock, as text. Sends nothing."""
+        """Return where an operator finds the dead letters of a lock, as text. Sends nothing."""
         return ""
 
     # -- connections

@@ -110,9 +110,9 @@ def open_operator_store(locations: Sequence[StoreLocation], *, timeout: float, p
     from .redis.operator import RedisOperatorStore  # noqa: PLC0415  # importing celery_dlock must not load redis-py
 
     if reason := features_of([location.kind for location in locations]).listing:
-        places = ", ".join(location.shown for location in locations)
+        urls = ", ".join(location.shown for location in locations)
         raise InvalidLockOptions(
-            f"cannot show the locks of a Redlock as a whole: its servers ({places}) {reason}; "
+            f"cannot show the locks of a Redlock as a whole: its servers ({urls}) {reason}; "
             "give one of them, in an app whose dlock_url is that server"
         )
     return RedisOperatorStore(_topology(locations[0], timeout), prefix)

@@ -10,11 +10,13 @@ from .base import LockStore
 from .model import Grant
 from .operator_model import DeadLetter, LockView, Page, RunView, State
 
-__all__ = ["OperatorStore", "Place"]
+__all__ = ["ListCursor", "OperatorStore"]
 
 
-class Place(NamedTuple):
-    """The place of an entry in a list of dead letters, unsettled runs or queues, which is sorted by these fields.
+class ListCursor(NamedTuple):
+    """A cursor of a list of dead letters, unsettled runs or queues: the entry after which a page begins.
+
+    The list is sorted by these fields.
 
     Args:
         bucket: The bucket of the lock name.
@@ -27,7 +29,7 @@ class Place(NamedTuple):
     detail: str = ""
 
     @classmethod
-    def of(cls, name: LockName, detail: str = "") -> Place:
+    def of(cls, name: LockName, detail: str = "") -> ListCursor:
         return cls(name.bucket, name.text, detail)
 
 
@@ -66,18 +68,19 @@ class OperatorStore(LockStore, Protocol):
         """Return what the store knows about a lock name, or about one tick of it."""
         ...
 
-    # The order of these lists is that of Place. It does not change, so a place is the cursor of the next page.
+    # The order of these lists is that of ListCursor. It does not change, so a page begins behind the last entry of the
+    # page before.
 
-    def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
-        """Yield the runs behind a place that have not succeeded: they run, or their outcome is unknown."""
+    def unsettled_runs(self, after: ListCursor | None = None) -> Iterator[RunView]:
+        """Yield the runs behind a cursor that have not succeeded: they run, or their outcome is unknown."""
         ...
 
-    def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
-        """Yield the dead letters behind a place."""
+    def dead_letters(self, after: ListCursor | None = None) -> Iterator[DeadLetter]:
+        """Yield the dead letters behind a cursor."""
         ...
 
-    def queues(self, after: Place | None = None) -> Iterator[LockName]:
-        """Yield the names of locks that have waiters, behind a place."""
+    def queues(self, after: ListCursor | None = None) -> Iterator[LockName]:
+        """Yield the names of locks that have waiters, behind a cursor."""
         ...
 
     def seats(self, name: LockName) -> int:

@@ -209,7 +209,7 @@ class Waiter:
         state: ``"waiting"``; ``"granted"``: its message is being published; ``"delayed"``: it lost a grant.
             ``"debounced"``: it waits for newer calls. ``"replaced"``: a newer call replaced it, and it will end
             REVOKED.
-        position: The place in the queue, from 1. Waiters that are not due yet come last, by their due times.
+        position: The position in the queue, from 1. Waiters that are not due yet come last, by their due times.
         due: The time from which it may be granted the lock, by the store's clock; 0.0: it waits for the lock alone.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Quarantine", "StoreInfo"]
+__all__ = ["Quarantine", "StoreInfo", "may_evict"]
 
 
 class StoreInfo(NamedTuple):
@@ -25,6 +25,11 @@ class StoreInfo(NamedTuple):
     can_confirm_fsync: bool = False
     replicas: int | None = None
     duplicate_servers: str = ""
+
+
+def may_evict(eviction: str) -> bool:
+    """Return whether a full store with this eviction policy may delete locks. Of an unknown one, nothing is said."""
+    return eviction not in ("noeviction", "")
 
 
 class Quarantine(NamedTuple):

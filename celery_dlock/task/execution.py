@@ -333,8 +333,8 @@ class Execution:
                 decision = policy.decide(answer, self.options, self._conflict_context(request.queue, waited=waited))
                 if isinstance(decision, Wait):
                     waited, while_releasing, timeout = True, False, decision.timeout
-                elif isinstance(decision, Park | ParkDuplicate) and (place := self._place_of(name, decision)):
-                    request, timeout = request._replace(queue=place), 0.0
+                elif isinstance(decision, Park | ParkDuplicate) and (queue := self._queue_request(name, decision)):
+                    request, timeout = request._replace(queue=queue), 0.0
                 else:
                     if isinstance(decision, ParkDuplicate):
                         decision = decision.otherwise
@@ -343,7 +343,7 @@ class Execution:
             answer = self._try_within(name, request, timeout, answer, while_releasing=while_releasing)
         self.runtime.spans.waited(self.runtime.clock.monotonic() - began)
 
-    def _place_of(self, name: LockName, decision: Park | ParkDuplicate) -> QueueRequest | None:
+    def _queue_request(self, name: LockName, decision: Park | ParkDuplicate) -> QueueRequest | None:
         """Return the request to park this message; None if it is a duplicate that cannot be parked."""
         if isinstance(decision, Park):
             return queue_request(self, outcomes.parked_entry(self, name, decision, self.rank_us))
@@ -465,14 +465,14 @@ class Execution:
         while not self.runtime.receive_order.has_recorded(predecessor) and clock.monotonic() < end:
             time.sleep(PREDECESSOR_POLL)
 
-    def _conflict_context(self, place: QueueRequest | None, *, waited: bool) -> ConflictContext:
+    def _conflict_context(self, queue: QueueRequest | None, *, waited: bool) -> ConflictContext:
         return ConflictContext(
             retries=self.identity.retries,
             conflict_retries=self.delivery.conflict_retries if self.delivery else 0,
             store_retries=self.delivery.store_retries if self.delivery else 0,
             waited=waited,
-            parking=place is not None and place.entry != "",
-            parking_duplicate=place is not None and place.park_duplicate,
+            parking=queue is not None and queue.entry != "",
+            parking_duplicate=queue is not None and queue.park_duplicate,
             eager=self.delivery is None,
             task_id=self.identity.task_id,
             jitter=rng.random(),

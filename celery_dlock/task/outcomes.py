@@ -257,7 +257,7 @@ def _acknowledge_parked(run: Execution, name: LockName, answer: Refusal, reason:
         logger.info(_PARKED_DUPLICATE, *_task_and_id(run), reason, extra=_extra(run, name))
     if duplicate or not isinstance(answer, Parked):
         raise HandledElsewhere(reason)
-    place = f"{name}: {run.refused_because or 'parked already'}; position {answer.position} in the queue"
+    waiting = f"{name}: {run.refused_because or 'parked already'}; position {answer.position} in the queue"
     # The store evicts the waiter with the lowest rank. That may be this message, although others were parked first.
     itself = bool(answer.evicted and answer.evicted.identity == run.identity.digest)
     if not itself:
@@ -269,9 +269,9 @@ def _acknowledge_parked(run: Execution, name: LockName, answer: Refusal, reason:
         _end_evicted(run, name, answer.evicted, answer.newer, itself=itself)
     if run.refused_because and replaces_no_end(run.task):
         _store_queued(run, name, answer.position)
-    logger.info("Task %s[%s] is parked: %s", *_task_and_id(run), place, extra=_extra(run, name))
-    _emit(run, "queued", name, place)
-    raise Postponed(place)
+    logger.info("Task %s[%s] is parked: %s", *_task_and_id(run), waiting, extra=_extra(run, name))
+    _emit(run, "queued", name, waiting)
+    raise Postponed(waiting)
 
 
 def _end_evicted(run: Execution, name: LockName, evicted: Grant, replaced_by: str, *, itself: bool) -> None:

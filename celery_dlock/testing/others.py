@@ -75,8 +75,8 @@ def ask_to_stop(
     """
     task_id = str(uuid.uuid4())
     identity, by = Identity(task_id), Requester.of(task.name, task_id, ELSEWHERE, 1)
-    place = QueueRequest(json.dumps([task.name, task_id]), replace=Replace())
-    answer = store.acquire(name, acquisition, ttl_ms, AcquireRequest(by, identity, queue=place))
+    queue = QueueRequest(json.dumps([task.name, task_id]), replace=Replace())
+    answer = store.acquire(name, acquisition, ttl_ms, AcquireRequest(by, identity, queue=queue))
     if isinstance(answer, Acquired):
         store.release(name, acquisition, ReleaseRequest(rolled_back=True, outcome_unknown=True))
     if not isinstance(answer, Parked):

@@ -22,7 +22,7 @@ WIDTH: Final = STEP * BARS
 #: Colours of holders in the style sheet. If a lock had more holders, some share one.
 COLOURS: Final = 8
 #: The kinds of bars from the lowest to the highest; one that a newer worker tells stands below them.
-_ORDER: Final = {value: place for place, value in enumerate((*metric("conflicts").values, *metric("lost").values))}
+_ORDER: Final = {value: index for index, value in enumerate((*metric("conflicts").values, *metric("lost").values))}
 
 #: The numbers of each minute by kind; None if no sample tells of it.
 Minutes = list[Counter[str] | None]
@@ -149,7 +149,7 @@ def life(changes: Sequence[Change], samples: Sequence[Sample], now: float) -> Li
     minutes[-1] = minutes[-1] or Counter()  # the present state is known, also without a sample
     for change, end in _with_ends(changes):
         last = now if end is None else end
-        for minute in minutes[max(0, _place(change.at, start)) : max(0, _place(last, start) + 1)]:
+        for minute in minutes[max(0, _bar(change.at, start)) : max(0, _bar(last, start) + 1)]:
             if minute is not None:
                 minute[""] = max(minute[""], change.waiting)
     holders = [change for before, change in zip([None, *changes], changes, strict=False) if not change.goes_on(before)]
@@ -182,7 +182,7 @@ def _start(now: float) -> int:
     return (int(now) // MINUTE + 1) * MINUTE - int(HOUR)
 
 
-def _place(time: float, start: int) -> int:
+def _bar(time: float, start: int) -> int:
     """Return the number of the bar of a time."""
     return math.floor((time - start) / MINUTE)
 
@@ -201,11 +201,11 @@ def _minutes(
     start = _start(now)
     minutes: Minutes = [None] * BARS
     for sample in samples:
-        found, last = read(sample), _place(sample.at, start)
+        found, last = read(sample), _bar(sample.at, start)
         # The sample also covers the whole minutes since the one before.
-        for place in range(max(0, min(_place(sample.since, start) + 1, last)), last + 1) if found is not None else ():
-            minute = minutes[place] = minutes[place] or Counter()
-            for kind, number in found.items() if found and (place == last or join is max) else ():
+        for index in range(max(0, min(_bar(sample.since, start) + 1, last)), last + 1) if found is not None else ():
+            minute = minutes[index] = minutes[index] or Counter()
+            for kind, number in found.items() if found and (index == last or join is max) else ():
                 minute[kind] = join((minute[kind], number))
     if minutes[-1] is None and minutes[-2] is not None:
         minutes[-1] = Counter()  # the sample of the present minute is still to come
@@ -218,8 +218,8 @@ def _chart(title: str, minutes: Minutes, now: float, join: Join) -> Chart:
     kinds = sorted({kind for minute in known for kind in minute if minute[kind]}, key=lambda kind: _ORDER.get(kind, -1))
     top = max((sum(minute.values()) for minute in known), default=0)
     bars, gaps = [], []
-    for place, minute in enumerate(minutes):
-        x, at = place * STEP, clock(start + place * MINUTE)
+    for index, minute in enumerate(minutes):
+        x, at = index * STEP, clock(start + index * MINUTE)
         if minute is None:
             gaps.append(Bar(x, 0, STEP, HEIGHT, "gap", f"{at}: unknown"))
             continue
@@ -244,8 +244,8 @@ def _chart(title: str, minutes: Minutes, now: float, join: Join) -> Chart:
 def _text(minutes: Minutes, start: int, join: Join) -> str:
     """Return the numbers in words, in steps of 10 minutes."""
     parts = []
-    for place in range(0, BARS, TEXT_STEP // MINUTE):
-        known = [minute for minute in minutes[place : place + TEXT_STEP // MINUTE] if minute is not None]
+    for index in range(0, BARS, TEXT_STEP // MINUTE):
+        known = [minute for minute in minutes[index : index + TEXT_STEP // MINUTE] if minute is not None]
         number = join(sum(minute.values()) for minute in known) if known else "unknown"
-        parts.append(f"{clock(start + place * MINUTE)}: {number}")
+        parts.append(f"{clock(start + index * MINUTE)}: {number}")
     return f"{'Sum' if join is sum else 'Maximum'} of 10 minutes from " + ", ".join(parts)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 from ..errors import InvalidLockOptions, StoreRefused, StoreUnavailable
 from ..keys.lock_name import LockName
 from ..options.durability import shown
+from ..store.server_model import StoreInfo, may_evict
 from ..utils.background import Loop, begin_thread
 from ..utils.log import logger
 
 if TYPE_CHECKING:
     from ..runtime import Runtime
-    from ..store.server_model import StoreInfo
-
 __all__ = ["StoreCheck", "refuse_memory_in_several_processes", "refuse_without_disk"]
 
 
@@ -81,7 +80,7 @@ class StoreCheck:
 
     def __init__(self, runtime: Runtime, goes_on: Callable[[], bool], *, parks: bool) -> None:
         settings = runtime.settings
-        self._place = ", ".join(location.shown for location in settings.locations)
+        self._urls = ", ".join(location.shown for location in settings.locations)
         self._locations = settings.locations
         self._prefix = settings.prefix
         self._parks = parks
@@ -100,7 +99,7 @@ class StoreCheck:
         )
 
     def start(self) -> None:
-        logger.info("locks: %s, prefix %s", self._place, self._prefix)
+        logger.info("locks: %s, prefix %s", self._urls, self._prefix)
         self.loop.start()
 
     def _run_round(self) -> float | None:
@@ -115,7 +114,7 @@ class StoreCheck:
             return pause
         if self._unreachable:
             self._unreachable = False
-            logger.info("lock store %s is reachable", self._place)
+            logger.info("lock store %s is reachable", self._urls)
         if self._away is None:
             self._judge(info)
         else:
@@ -128,14 +127,14 @@ class StoreCheck:
             self._unreachable = True
             state = "is unreachable" if str(error).startswith(_NO_ANSWER) else "is not ready"
             reason = str(error).removeprefix(_NO_ANSWER).removeprefix(_REFUSED)
-            logger.warning("lock store %s %s, retrying every %g s: %s", self._place, state, pause, reason)
+            logger.warning("lock store %s %s, retrying every %g s: %s", self._urls, state, pause, reason)
 
     def _report_refusal(self, error: StoreRefused) -> None:
         reason = str(error).removeprefix(_REFUSED)
         if self._refuses_locks():
-            logger.error("lock store %s refuses every lock; action required: %s", self._place, reason)
+            logger.error("lock store %s refuses every lock; action required: %s", self._urls, reason)
         else:
-            logger.warning("cannot read the setup of lock store %s, so it is not checked: %s", self._place, reason)
+            logger.warning("cannot read the setup of lock store %s, so it is not checked: %s", self._urls, reason)
 
     def _refuses_locks(self) -> bool:
         """Return whether the store refuses locks too, and not only the commands that read its setup."""
@@ -155,9 +154,7 @@ class StoreCheck:
 
     def _away_servers(self, silent: Sequence[str]) -> Mapping[str, str]:
         """Return the texts about servers that did not answer, by the servers' names."""
-        return {
-            place.shown: text for place in self._locations for text in silent if text.startswith(f"{place.shown}: ")
-        }
+        return {one.shown: text for one in self._locations for text in silent if text.startswith(f"{one.shown}: ")}
 
     def _judge(self, info: StoreInfo) -> None:
         if info.duplicate_servers:
@@ -168,11 +165,11 @@ class StoreCheck:
             logger.warning(
                 "lock servers are unreachable, locks need a majority of the others: %s", "; ".join(info.unreachable)
             )
-        if info.eviction not in ("noeviction", ""):
+        if may_evict(info.eviction):
             logger.warning(
                 "lock store %s may drop locks when its memory is full: its maxmemory-policy is %s; "
                 "action required: set it to noeviction",
-                self._place, info.eviction,
+                self._urls, info.eviction,
             )  # fmt: skip
         if info.replicas is not None and info.replicas < self._replicas:
             logger.warning(

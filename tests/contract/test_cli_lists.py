@@ -18,7 +18,7 @@ pytestmark = pytest.mark.core
         (("claims",), "NAME TASK TASK_ID PUBLISHER SINCE TIME_LEFT"),
         (("unknown",), "NAME IDEMPOTENCY_KEY TASK TASK_ID WORKER STARTED TICK MARK"),
         (("dead",), "NAME ID TASK SINCE"),
-        (("queue",), "NAME PLACE STATE TASK TASK_ID SINCE DUE WAITING_TIME"),
+        (("queue",), "NAME POSITION STATE TASK TASK_ID SINCE DUE WAITING_TIME"),
         (("check",), "CHECK RESULT FOUND"),
         (("audit",), "AT USER NAME ACTION REASON"),
     ],

@@ -15,8 +15,8 @@ from celery_dlock.store.engine.backend import Backend, Changes, Listed, Session,
 from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.model import Acquired, AcquireRequest, Released, Renewal
-from celery_dlock.store.operator import Place as ListPlace
-from celery_dlock.store.rules.data import Head, Mark, MarkKind, Place, Timed, Waiter
+from celery_dlock.store.operator import ListCursor
+from celery_dlock.store.rules.data import Head, Mark, MarkKind, QueuePart, Timed, Waiter
 
 __all__ = ["BACKEND", "BACKENDS", "CHOSEN", "CheckedBackend", "ProvenBackend"]
 
@@ -60,10 +60,10 @@ class CheckedBackend:
         with self._backend.open(name, wanted) as session, self._memory.open(name, wanted) as expected:
             yield _CheckedSession(session, expected)
 
-    def places(self, listed: Listed, after: ListPlace | None, most: int) -> list[ListPlace]:
-        found = self._backend.places(listed, after, most)
+    def cursors(self, listed: Listed, after: ListCursor | None, most: int) -> list[ListCursor]:
+        found = self._backend.cursors(listed, after, most)
         if listed in ("dead", "queue"):  # the others may have expired
-            assert found == self._memory.places(listed, after, most)
+            assert found == self._memory.cursors(listed, after, most)
         return found
 
     def due(self, buckets: Sequence[int], most: int, within_us: int) -> list[LockName]:
@@ -118,14 +118,14 @@ class _CheckedSession:
         assert found == self._expected.entries()
         return found
 
-    def first_in(self, place: Place, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
-        found = self._session.first_in(place, most, low, high)
-        assert found == self._expected.first_in(place, most, low, high)
+    def first_in(self, part: QueuePart, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
+        found = self._session.first_in(part, most, low, high)
+        assert found == self._expected.first_in(part, most, low, high)
         return found
 
-    def count_before(self, place: Place, score: int, identity: str) -> int:
-        found = self._session.count_before(place, score, identity)
-        assert found == self._expected.count_before(place, score, identity)
+    def count_before(self, part: QueuePart, score: int, identity: str) -> int:
+        found = self._session.count_before(part, score, identity)
+        assert found == self._expected.count_before(part, score, identity)
         return found
 
     def end_guard(self, token: int) -> bool:

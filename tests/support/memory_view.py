@@ -92,7 +92,7 @@ def name_values(keys: LockKeys, data: NameData) -> Iterator[tuple[str, Value]]:
         yield f"{keys.lock}:{seat}" if seat else keys.lock, (lock_fields(lock.record), lock.until)
     if head.seats is not None:
         record = head.seats.record
-        yield keys.named("seats"), (f"{record.limit} {record.seen_s} {record.places}", head.seats.until)
+        yield keys.named("seats"), (f"{record.limit} {record.seen_s} {record.seat_count}", head.seats.until)
     if head.claim is not None:
         yield keys.named("claim"), (claim_fields(head.claim.record), head.claim.until)
     if head.newest_call is not None:

@@ -1,6 +1,6 @@
 """States of lock names, as this version writes them; `python -m tests.wire.states FILE` freezes them.
 
-A sample is frozen once for each wire version. Later versions must understand it (tests/wire/test_samples.py).
+They are frozen once for each wire version. Later versions must understand them (tests/wire/test_frozen_states.py).
 """
 
 import json
@@ -29,7 +29,7 @@ from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.claim_model import ClaimRequest
 from celery_dlock.store.factory import open_operator_store
 from celery_dlock.store.location import StoreLocation
-from celery_dlock.store.model import AcquireRequest, Identity, QueueRequest, Renewal, Requester
+from celery_dlock.store.model import AcquireRequest, Debounce, Identity, QueueRequest, Renewal, Replace, Requester
 from celery_dlock.store.operator import OperatorStore
 from celery_dlock.store.redis.commands import command
 from celery_dlock.store.redis.keys import LockKeys
@@ -136,12 +136,12 @@ def dead_letter(store: OperatorStore, name: LockName) -> None:
 
 
 def debounced(store: OperatorStore, name: LockName) -> None:
-    store.acquire(name, "b.1", TTL, parked("id1", debounce=(100, 200)))
+    store.acquire(name, "b.1", TTL, parked("id1", debounce=Debounce(100, 200)))
 
 
 def replacing(store: OperatorStore, name: LockName) -> None:
-    store.acquire(name, "a.1", TTL, request("id1", queue=QueueRequest(replace=(TTL, 0))))
-    store.acquire(name, "b.2", TTL, parked("id2", replace=(TTL, 0)))
+    store.acquire(name, "a.1", TTL, request("id1", queue=QueueRequest(replace=Replace(TTL, 0))))
+    store.acquire(name, "b.2", TTL, parked("id2", replace=Replace(TTL, 0)))
 
 
 def used(store: OperatorStore, name: LockName) -> None:

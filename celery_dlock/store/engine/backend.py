@@ -15,7 +15,7 @@ from ...errors import GuardRefused
 from ...keys.lock_name import LockName
 from ..base import NO_GUARD, ReleaseListener, ReleaseRequest
 from ..model import Acquired, AcquireRequest, Released, Renewal
-from ..operator import Place as ListPlace
+from ..operator import ListCursor
 from ..rules.data import Guard, MarkKind
 from ..rules.session import Changes, Session
 from ..server_model import StoreInfo
@@ -53,7 +53,7 @@ class Backend(Protocol):
     A session that is left without a commit, also by an exception, has no effect. Every method that asks the server
     raises :class:`~celery_dlock.errors.StoreUnavailable` if the server did not answer.
 
-    The last three methods are fast paths: one statement in place of a session. A fast path does what the rule does.
+    The last three methods are plain paths: one statement in place of a session. A plain path does what the rule does.
     It returns None if the call is not plain enough for it. Then it has written nothing, and the engine runs the rule.
 
     Args:
@@ -71,8 +71,8 @@ class Backend(Protocol):
         """
         ...
 
-    def places(self, listed: Listed, after: ListPlace | None, most: int) -> list[ListPlace]:
-        """Return the first places behind a place, in their order. What they name may have ended or expired."""
+    def cursors(self, listed: Listed, after: ListCursor | None, most: int) -> list[ListCursor]:
+        """Return the cursors of the first entries behind a cursor, in order. An entry may have ended or expired."""
         ...
 
     def due(self, buckets: Sequence[int], most: int, within_us: int) -> list[LockName]:

@@ -15,7 +15,7 @@ from ..base import FOREIGN_MS, QueueStepResult, ReleaseListener, ReleaseRequest,
 from ..claim_model import ClaimExtension, ClaimRequest, ExistingCall
 from ..holder_model import Holder
 from ..model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult
-from ..operator import Place
+from ..operator import ListCursor
 from ..operator_model import DeadLetter, LockView, Page, RunView, State, Waiting
 from ..rules import claims, guard, operator, queue, release, runs, seats, shared
 from ..rules.acquire import acquire
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 #: Seconds of the pause after a conflict: the longest first pause, and the longest one of all.
 _PAUSE: Final = 0.002, 0.05
-#: Places that are read at once.
+#: Entries of a list that are read at once.
 _BATCH: Final = 100
 _READ: Final = Wanted(write=False)
 _WRITE: Final = Wanted()
@@ -132,11 +132,11 @@ class EngineStore:
         plain = call_again_if_reply_lost(self.backend.renew_plain, renewals, within)
         answers: list[RenewalResult] = list(plain)
         reached, refusal = any(answers), None
-        for place, renewal in enumerate(renewals):
-            if answers[place] is not None:
+        for number, renewal in enumerate(renewals):
+            if answers[number] is not None:
                 continue
             try:
-                answers[place] = self._renew(renewal, within)
+                answers[number] = self._renew(renewal, within)
                 reached = True
             except (StoreNotReady, StoreRefused) as error:
                 refusal = error  # of this name: the others may be renewed
@@ -325,7 +325,7 @@ class EngineStore:
         items: list[LockView] = []
         scanned = 0
         for listed in _SCANNED[_SCANNED.index(begun) :]:
-            for name, detail in self._places(listed, after):
+            for name, detail in self._listed(listed, after):
                 scanned += 1
                 views = self._views(listed, name, detail) if wanted(name.text) else []
                 items += [view for view in views if not states.isdisjoint(view.states) and accepted(view)]
@@ -340,29 +340,29 @@ class EngineStore:
         held = self._read(name, Records.taken_seats)
         return [self.describe(name), *(self.describe(one_seat(name, seat)) for seat in held if seat)]
 
-    def _places(self, listed: Listed, after: Place | None) -> Iterator[tuple[LockName, str]]:
-        """Yield the lock names and details of a list, behind a place."""
-        while found := self.backend.places(listed, after, _BATCH):
-            yield from ((LockName(place.name, place.bucket), place.detail) for place in found)
+    def _listed(self, listed: Listed, after: ListCursor | None) -> Iterator[tuple[LockName, str]]:
+        """Yield the lock names and details of a list, behind a cursor."""
+        while found := self.backend.cursors(listed, after, _BATCH):
+            yield from ((LockName(one.name, one.bucket), one.detail) for one in found)
             after = found[-1]
 
     def describe(self, name: LockName, tick: str = "") -> LockView:
         of_seat = name.seats == ONE_SEAT
         return self._read(name, lambda records: operator.describe(records, name.text, tick, of_seat=of_seat))
 
-    def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
-        for name, tick in self._places("run", after):
+    def unsettled_runs(self, after: ListCursor | None = None) -> Iterator[RunView]:
+        for name, tick in self._listed("run", after):
             view = self._read(name, lambda records, of=(name.text, tick): runs.last_run(records, *of))  # type: ignore[misc]
             if view is not None and view.state != "used":
                 yield view
 
-    def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
-        for name, identity in self._places("dead", after):
+    def dead_letters(self, after: ListCursor | None = None) -> Iterator[DeadLetter]:
+        for name, identity in self._listed("dead", after):
             of = name.text, identity
             yield from self.run(name, lambda records, of=of: operator.shown_dead_letters(records, *of))  # type: ignore[misc]
 
-    def queues(self, after: Place | None = None) -> Iterator[LockName]:
-        for name, _ in self._places("queue", after):
+    def queues(self, after: ListCursor | None = None) -> Iterator[LockName]:
+        for name, _ in self._listed("queue", after):
             yield from (name._replace(seats=number) for number in self._read(name, Records.sweeps))
 
     def seats(self, name: LockName) -> int:
@@ -396,11 +396,11 @@ class EngineStore:
         return {self.backend.shown: now - (before + time.time()) / 2}
 
 
-def _read_cursor(cursor: str) -> tuple[Listed, Place]:
+def _read_cursor(cursor: str) -> tuple[Listed, ListCursor]:
     listed, bucket, name, detail, *more = [*cursor.split(" "), "", "", ""]
     for known in _SCANNED:
         if known == listed and bucket.isdecimal() and len(more) == 3:  # noqa: PLR2004  # the three added texts
-            return known, Place(int(bucket), name, detail)
+            return known, ListCursor(int(bucket), name, detail)
     raise ValueError(f"invalid cursor {cursor[:40]!r}: expected the cursor of the page before")
 
 

@@ -15,8 +15,8 @@ from ...errors import StoreUnavailable
 from ...keys.lock_name import LockName, split_seat
 from ...utils import threads
 from ..engine.backend import Backend, Changes, Listed, Session, Wanted
-from ..operator import Place as ListPlace
-from ..rules.data import Head, Mark, MarkKind, Place, Waiter
+from ..operator import ListCursor
+from ..rules.data import Head, Mark, MarkKind, QueuePart, Waiter
 from ..server_model import StoreInfo
 
 __all__ = ["MemoryBackend", "MemoryClock", "NameData"]
@@ -148,14 +148,14 @@ class MemoryBackend(Backend):
         with self.step() as now:
             yield _MemorySession(self, self.data(name), now)
 
-    def places(self, listed: Listed, after: ListPlace | None, most: int) -> list[ListPlace]:
+    def cursors(self, listed: Listed, after: ListCursor | None, most: int) -> list[ListCursor]:
         with self.step() as now:
             found = (
-                ListPlace(bucket, text, detail)
+                ListCursor(bucket, text, detail)
                 for (bucket, text), data in self.names.items()
                 for detail in data.details(listed, now)
             )
-            return nsmallest(most, (place for place in found if after is None or place > after))
+            return nsmallest(most, (one for one in found if after is None or one > after))
 
     def due(self, buckets: Sequence[int], most: int, within_us: int) -> list[LockName]:
         found: list[LockName] = []
@@ -208,20 +208,20 @@ class _MemorySession:
     def entries(self) -> dict[str, str]:
         return {one: waiter.entry for one, waiter in self._data.waiters.items() if waiter.entry is not None}
 
-    def _scores(self, place: Place) -> Iterator[tuple[int, str]]:
+    def _scores(self, part: QueuePart) -> Iterator[tuple[int, str]]:
         for identity, waiter in self._data.waiters.items():
-            score = waiter.waiting if place == "waiting" else waiter.delayed
+            score = waiter.waiting if part == "waiting" else waiter.delayed
             if score is not None:
                 yield score, identity
 
-    def first_in(self, place: Place, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
+    def first_in(self, part: QueuePart, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
         found = (
-            one for one in self._scores(place) if (low is None or one[0] >= low) and (high is None or one[0] <= high)
+            one for one in self._scores(part) if (low is None or one[0] >= low) and (high is None or one[0] <= high)
         )
         return [(identity, self._data.waiters[identity]) for _, identity in nsmallest(most, found)]
 
-    def count_before(self, place: Place, score: int, identity: str) -> int:
-        return sum(one < (score, identity) for one in self._scores(place))
+    def count_before(self, part: QueuePart, score: int, identity: str) -> int:
+        return sum(one < (score, identity) for one in self._scores(part))
 
     def end_guard(self, token: int) -> bool:
         del token

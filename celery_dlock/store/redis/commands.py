@@ -72,7 +72,7 @@ def acquire(
     request: AcquireRequest,
     quarantine: tuple[str, ...] = (),
 ) -> Command:
-    """Return the command that takes a lock. A request with a place in the queue runs the script acquire_queued.
+    """Return the command that takes a lock. A request that may wait in the queue runs the script acquire_queued.
 
     Args:
         keys: Keys of the lock.
@@ -94,23 +94,23 @@ def acquire(
         texts = *names, keys.done(identity), acquisition, f"{ttl_ms}", identity, f"{request.age_us}", *caller
         return _ACQUIRE_FOR_MESSAGE, texts
     identity = "" if request.identity is None else request.identity.digest
-    place = request.queue or QueueRequest()
-    debounce, replace = place.debounce or Debounce(0, 0), place.replace or Replace()
+    queue = request.queue or QueueRequest()
+    debounce, replace = queue.debounce or Debounce(0, 0), queue.replace or Replace()
     quarantine_ms, failover_epoch = quarantine or ("", "")
     return _with_groups(
         "acquire_queued" if request.queue else "acquire", keys, seats,
         {
             "message": identity != "", "once": request.once and identity != "", "again": again,
-            "hold": request.min_hold_ms > 0, "debounce": place.debounce is not None,
-            "replace": place.replace is not None, "quarantine": quarantine != (),
+            "hold": request.min_hold_ms > 0, "debounce": queue.debounce is not None,
+            "replace": queue.replace is not None, "quarantine": quarantine != (),
         },
         tombstone=keys.tombstone(acquisition), done=keys.done(identity), run=keys.run(request.tick),
         acquisition=acquisition, ttl_ms=ttl_ms, identity=identity, age_us=request.age_us, notify=notify, task=task,
         task_id=task_id, process=f"{node} {pid}", redelivered=request.redelivered,
         may_be_copied=request.republished or request.redelivered,
         rank_us="" if request.rank_us is None else request.rank_us, doubt_us=request.doubt_us,
-        message=place.entry, queue_limit=place.limit, evict_oldest=place.evict_oldest, after_us=place.after_us,
-        sent_us=place.sent_us, grant_id=place.grant_id, park_duplicate=place.park_duplicate,
+        message=queue.entry, queue_limit=queue.limit, evict_oldest=queue.evict_oldest, after_us=queue.after_us,
+        sent_us=queue.sent_us, grant_id=queue.grant_id, park_duplicate=queue.park_duplicate,
         min_hold_ms=request.min_hold_ms, requester_json=request.requester.text, run_mark_ms=request.run_mark_ms,
         hold_if_unknown=request.hold_if_unknown, debounce_ms=debounce.wait_ms, debounce_max_ms=debounce.last_ms,
         replace_max_ms=replace.max_ms, is_retry=replace.repeats, quarantine_ms=quarantine_ms,

@@ -13,7 +13,7 @@ from ...errors import StoreUnavailable
 from ...keys.lock_name import BUCKETS, ONE_LOCK, ONE_SEAT, LockName, name_from_member
 from ..acquisition import shown_acquisition
 from ..model import Grant
-from ..operator import Place
+from ..operator import ListCursor
 from ..operator_model import DeadLetter, LockView, Page, RunView, State
 from . import replies
 from .commands import Command, command
@@ -66,7 +66,7 @@ class _Member(NamedTuple):
     score: float
 
 
-class _Position(NamedTuple):
+class _ScanCursor(NamedTuple):
     """The start of the next page: a server, and the cursor of its SCAN."""
 
     server: str
@@ -88,7 +88,7 @@ class RedisOperatorStore(RedisStore):
         shown = [kind for kind, its_states in _KINDS.items() if its_states & states]
         pattern = self._pattern(shown)
         servers = list(self._topology.servers())
-        position = _read_cursor(cursor, servers) if cursor else _Position(servers[0], "0")
+        position = _read_cursor(cursor, servers) if cursor else _ScanCursor(servers[0], "0")
         step = max(MIN_STEP, min(limit, MAX_STEP))
         items: list[LockView] = []
         scanned, keys = 0, self._number_of_keys()
@@ -151,7 +151,7 @@ class RedisOperatorStore(RedisStore):
         keys = self._keys(name)
         return command("describe", keys, run=keys.run(tick))
 
-    def unsettled_runs(self, after: Place | None = None) -> Iterator[RunView]:
+    def unsettled_runs(self, after: ListCursor | None = None) -> Iterator[RunView]:
         for batch in _batches(self._indexed("unsettled", _run_of, after)):
             found = [(name, tick, self._keys(name)) for name, tick, _ in batch]
             calls = [command("check_run", keys, run=keys.run(tick)) for _, tick, keys in found]
@@ -159,7 +159,7 @@ class RedisOperatorStore(RedisStore):
                 if reply and (run := replies.run_view(name, tick, reply)):
                     yield run
 
-    def dead_letters(self, after: Place | None = None) -> Iterator[DeadLetter]:
+    def dead_letters(self, after: ListCursor | None = None) -> Iterator[DeadLetter]:
         for batch in _batches(self._indexed("dead_letters", _letter_of, after)):
             calls = [command("check_dead_letter", self._keys(name), identity=identity) for name, identity, _ in batch]
             answers = self._run_batches(ScriptPipeline(), calls)
@@ -167,7 +167,7 @@ class RedisOperatorStore(RedisStore):
                 if names != 0:
                     yield DeadLetter(name.text, identity, *replies.names_in(names), since / 1e6)
 
-    def queues(self, after: Place | None = None) -> Iterator[LockName]:
+    def queues(self, after: ListCursor | None = None) -> Iterator[LockName]:
         for name, _, _ in self._indexed("queues", lambda member: (member, ""), after):
             yield name
 
@@ -207,13 +207,15 @@ class RedisOperatorStore(RedisStore):
         reply = self._run_safe(command("list_index", None, indexes=[audit_key(self._prefix)], first=-limit, last=-1))
         return [member.decode("utf-8", "replace") for _, members in replies.pairs(reply) for member in members[::2]]
 
-    def _indexed(self, index: str, split: Callable[[str], tuple[str, str]], after: Place | None) -> Iterator[_Member]:
-        """Yield the members of an index of all buckets behind a place, in the order of :class:`Place`.
+    def _indexed(
+        self, index: str, split: Callable[[str], tuple[str, str]], after: ListCursor | None
+    ) -> Iterator[_Member]:
+        """Yield the members of an index of all buckets behind a cursor, in the order of :class:`ListCursor`.
 
         Args:
             index: The kind of the index's key.
             split: Returns the lock name and the detail of a member.
-            after: The place.
+            after: The cursor.
         """
         indexes = bucket_keys(self._prefix, index)
         refusals: list[ErrorReply] = []
@@ -232,8 +234,8 @@ class RedisOperatorStore(RedisStore):
                 for text, detail in [split(member)]
             ]
             # By name and not by score, which changes while the pages are read.
-            for one in sorted(found, key=_place_of):
-                if after is None or _place_of(one) > after:
+            for one in sorted(found, key=_cursor_of):
+                if after is None or _cursor_of(one) > after:
                     yield one
 
     def _members(self, indexes: Sequence[str], parts: list[list[int]]) -> Iterator[tuple[int, str, float]]:
@@ -248,8 +250,8 @@ class RedisOperatorStore(RedisStore):
             answers = self._run_batches(ScriptPipeline(), built)
             full: list[list[int]] = []
             for part, answer in zip(parts, answers, strict=True):
-                for place, members in zip(answer[::2], answer[1::2], strict=True):
-                    bucket = part[place - 1]
+                for number, members in zip(answer[::2], answer[1::2], strict=True):
+                    bucket = part[number - 1]
                     for member, score in zip(members[::2], members[1::2], strict=True):
                         yield bucket, member.decode("utf-8", "replace"), float(score)
                     if len(members) == 2 * MEMBERS:
@@ -282,8 +284,8 @@ def _run_of(member: str) -> tuple[str, str]:
     return key.split(":run:", 1)[1], tick
 
 
-def _place_of(member: _Member) -> Place:
-    return Place.of(member.name, member.detail)
+def _cursor_of(member: _Member) -> ListCursor:
+    return ListCursor.of(member.name, member.detail)
 
 
 def _letter_of(member: str) -> tuple[str, str]:
@@ -323,13 +325,13 @@ def _ask(connection: RespConnection, *words: str) -> Any:
     return reply
 
 
-def _cursor(position: _Position) -> str:
+def _cursor(position: _ScanCursor) -> str:
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
 
 
-def _read_cursor(text: str, servers: Sequence[str]) -> _Position:
+def _read_cursor(text: str, servers: Sequence[str]) -> _ScanCursor:
     try:
-        position = _Position(*map(str, json.loads(base64.urlsafe_b64decode(text.encode()))))
+        position = _ScanCursor(*map(str, json.loads(base64.urlsafe_b64decode(text.encode()))))
     except (ValueError, TypeError, RecursionError):
         raise ValueError(f"invalid cursor {text!r}: expected the cursor of a page before") from None
     if not _CURSOR.fullmatch(position.cursor) or int(position.cursor) >= 2**64:
@@ -339,9 +341,9 @@ def _read_cursor(text: str, servers: Sequence[str]) -> _Position:
     return position
 
 
-def _after(position: _Position, cursor: str, servers: Sequence[str]) -> _Position | None:
+def _after(position: _ScanCursor, cursor: str, servers: Sequence[str]) -> _ScanCursor | None:
     """Return the position behind one step of SCAN; None at the end of the last server."""
     if cursor != "0":
-        return _Position(position.server, cursor)
+        return _ScanCursor(position.server, cursor)
     index = servers.index(position.server) + 1
-    return _Position(servers[index], "0") if index < len(servers) else None
+    return _ScanCursor(servers[index], "0") if index < len(servers) else None

@@ -49,7 +49,7 @@ class ConnectionPool:
         # is closed after its use, because its deque is not the current one.
         self._idle: _Idle = collections.deque()
         #: The process and the endpoint's address that the idle connections belong to.
-        self._place: tuple[int, object] = os.getpid(), None
+        self._address: tuple[int, object] = os.getpid(), None
 
     def call(self, _key: str, operation: Callable[..., T], *args: Any, within: float | None = None) -> T:
         if within is not None:
@@ -169,9 +169,9 @@ class ConnectionPool:
 
     def _checkout(self, within: float | None = None) -> tuple[_Idle, RespConnection]:
         """Return a connection, and the deque that takes it back."""
-        place = os.getpid(), self._endpoint.address()
-        if place != self._place:
-            self._replace_idle(place)
+        address = os.getpid(), self._endpoint.address()
+        if address != self._address:
+            self._replace_idle(address)
         idle = self._idle
         try:
             return idle, idle.pop()
@@ -179,11 +179,11 @@ class ConnectionPool:
             pass  # all connections are in use
         return idle, self.opened(RespConnection, within)
 
-    def _replace_idle(self, place: tuple[int, object]) -> None:
+    def _replace_idle(self, address: tuple[int, object]) -> None:
         """Begin with no idle connections: this process was forked, or the server has another address."""
-        if self._place[0] == place[0]:
+        if self._address[0] == address[0]:
             self._close_idle()
         # In a forked process, leave them open: they are the parent's. If this process used the parent's sockets, the
         # two would read each other's replies.
         self._idle = collections.deque()
-        self._place = place
+        self._address = address

@@ -66,7 +66,7 @@ class SentinelEndpoint:
     after the other. The one that gave the last accepted answer comes first.
 
     Args:
-        place: The addresses of the sentinels, and their name for the primary.
+        location: The addresses of the sentinels, and their name for the primary.
         timeout: Seconds that the store waits for a reply. A sentinel gets a tenth of them, 0.1 to 1 s.
         clock: The clock for these waits.
 
@@ -75,11 +75,11 @@ class SentinelEndpoint:
         TypeError: redis-py does not know an option.
     """
 
-    def __init__(self, place: StoreLocation, *, timeout: float, clock: Clock | None = None) -> None:
-        self._place = place
+    def __init__(self, location: StoreLocation, *, timeout: float, clock: Clock | None = None) -> None:
+        self._location = location
         self._clock = clock or SystemClock()
         self._timeout = min(max(timeout * _SHARE, _MIN_TIMEOUT), _MAX_TIMEOUT)
-        options = _for_connection(place.sentinel_options)
+        options = _for_connection(location.sentinel_options)
         try:
             ServerEndpoint(options)
         except (ValueError, TypeError) as error:
@@ -91,10 +91,10 @@ class SentinelEndpoint:
                     ServerEndpoint(options | {"host": address[0], "port": address[1]}), timeout=self._timeout
                 ),
             )
-            for address in place.addresses
+            for address in location.addresses
         ]
         # Check the options now. Otherwise an option that redis-py does not accept would fail the first task.
-        ServerEndpoint(place.options_at(place.addresses[0]))
+        ServerEndpoint(location.options_at(location.addresses[0]))
         self._primary: Address | None = None
         self._valid_until = -math.inf
         #: The configuration epoch of the primary; None if the sentinels do not report it.
@@ -119,22 +119,22 @@ class SentinelEndpoint:
                 raise
             primary = self._primary
             self._valid_until = self._clock.monotonic() + RETRY_SILENT
-            if "silent" not in self._place.logged:
-                self._place.logged.add("silent")
+            if "silent" not in self._location.logged:
+                self._location.logged.add("silent")
                 logger.warning("lock store: keeping the primary %s:%d: %s", *primary, error)
         else:
             self._use(primary)
             self._valid_until = self._clock.monotonic() + VALID_FOR
-            if "silent" in self._place.logged:
-                self._place.logged.discard("silent")
-                logger.info("a sentinel of %s answers again", self._place.shown)
+            if "silent" in self._location.logged:
+                self._location.logged.discard("silent")
+                logger.info("a sentinel of %s answers again", self._location.shown)
         return primary
 
     def failover_epoch(self) -> int:
         self.address()
         if self._epoch is None:
             missing = "a permission is missing: SENTINEL master, which dlock_quarantine needs"
-            raise StoreRefused(f"the sentinels of {self._place.shown} refused: {missing}")
+            raise StoreRefused(f"the sentinels of {self._location.shown} refused: {missing}")
         return self._epoch
 
     def invalidate(self) -> None:
@@ -145,7 +145,7 @@ class SentinelEndpoint:
         # check() sets this to None. If the call fails before that, the sentinels may have named a dead server, so the
         # next answer counts as uncertain.
         self._unchecked = primary
-        return ServerEndpoint(self._place.options_at(primary)).connection(seconds)
+        return ServerEndpoint(self._location.options_at(primary)).connection(seconds)
 
     def check(self, connection: Connection) -> None:
         # Not ROLE: the lock user has the permission for INFO already.
@@ -154,8 +154,8 @@ class SentinelEndpoint:
         if b"role:master" not in (info.encode() if isinstance(info, str) else info):
             host, port = self._primary or ("", 0)
             raise StoreNotReady(
-                f"the sentinels name {host}:{port} as the primary of {self._place.master_name!r}, but it is a replica: "
-                "a failover is in progress"
+                f"the sentinels name {host}:{port} as the primary of {self._location.master_name!r}, but it is a "
+                "replica: a failover is in progress"
             )
         self._unchecked = None
 
@@ -168,9 +168,9 @@ class SentinelEndpoint:
     def _log_change(self, primary: Address, before: Address) -> None:
         # A process has several such endpoints. Only the first one that notices the change logs it.
         logged = f"at {primary}"
-        if logged not in self._place.logged:
-            self._place.logged.discard(f"at {before}")
-            self._place.logged.add(logged)
+        if logged not in self._location.logged:
+            self._location.logged.discard(f"at {before}")
+            self._location.logged.add(logged)
             logger.info("lock store: the sentinels name %s:%d now (was %s:%d)", *primary, *before)
 
     def _asked(self) -> Address:
@@ -206,7 +206,7 @@ class SentinelEndpoint:
         if not answers:
             # A sentinel that answers with an error says more than one that does not answer.
             refusals = (error for error in failures if isinstance(error, StoreRefused))
-            raise next(refusals, StoreUnavailable(f"no sentinel answers: asked {self._place.shown}"))
+            raise next(refusals, StoreUnavailable(f"no sentinel answers: asked {self._location.shown}"))
         return self._chosen(answers)
 
     def _uncertain(self, answer: _Answer) -> bool:
@@ -238,8 +238,8 @@ class SentinelEndpoint:
     def _log_outdated(self, answer: _Answer, best: _Answer) -> None:
         host, port = answer.sentinel[0]
         logged = f"stale {host}:{port}"
-        if logged not in self._place.logged:
-            self._place.logged.add(logged)
+        if logged not in self._location.logged:
+            self._location.logged.add(logged)
             logger.warning(
                 "the sentinel at %s:%d does not know the last failover, ignoring it: it names %s:%d with configuration "
                 "epoch %d, another one names %s:%d with epoch %d",
@@ -247,7 +247,7 @@ class SentinelEndpoint:
             )  # fmt: skip
 
     def _answer(self, sentinel: _Sentinel) -> _Answer:
-        name = (self._place.master_name or "").encode()
+        name = (self._location.master_name or "").encode()
         verbs = b"get-master-addr-by-name", b"master"
         words = [b"*3\r\n$8\r\nSENTINEL\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(v), v, len(name), name) for v in verbs]
         try:
@@ -272,7 +272,7 @@ class SentinelEndpoint:
         # The text names the lock store and its setting. Name the sentinel's setting instead.
         text = str(error).replace("dlock_url", "sentinel_kwargs").replace("the lock store", "it")
         if "unknown command" in text:
-            begin = f"let {self._place.setting} begin with redis:// or rediss://"
+            begin = f"let {self._location.setting} begin with redis:// or rediss://"
             text = f"it is a server and no sentinel: {begin}, or name a sentinel's port (26379)"
         return type(error)(f"the sentinel at {host}:{port}: {text}")
 
@@ -280,7 +280,7 @@ class SentinelEndpoint:
         reply = pool.call("", RespConnection.ask, b"*2\r\n$8\r\nSENTINEL\r\n$7\r\nmasters\r\n")
         names = [] if type(reply) is ErrorReply else [dict(zip(m[::2], m[1::2], strict=True))[b"name"] for m in reply]
         known = ", ".join(repr(name.decode("utf-8", "replace")) for name in names) or "nothing"
-        return f"it watches {known} and no {self._place.master_name!r}: correct master_name"
+        return f"it watches {known} and no {self._location.master_name!r}: correct master_name"
 
 
 def _parsed(sentinel: _Sentinel, address: Any, state: Any) -> _Answer:

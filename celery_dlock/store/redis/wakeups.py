@@ -132,13 +132,13 @@ class Listener:
 
 
 class _Places:
-    """A limited number of places, and a line of callers that wait for one, first in, first out.
+    """A limited number of permits, and a line of callers that wait for one, first in, first out.
 
     Threads and greenlets share it without a lock: each step on a deque is atomic. A fork or a killed greenlet could
     leave a lock taken.
 
     Args:
-        number: Number of places.
+        number: Number of permits.
     """
 
     def __init__(self, number: int) -> None:
@@ -151,7 +151,7 @@ class _Places:
         self._line: collections.deque[Any] = collections.deque()
 
     def enter(self, timeout: float) -> bool:
-        """Take a place, and wait for one at most ``timeout`` seconds. Return False if none became free."""
+        """Take a permit, and wait for one at most ``timeout`` seconds. Return False if none became free."""
         if self._pid != os.getpid():
             self._fill()  # a forked child has none of its parent's waiters
         with contextlib.suppress(IndexError):
@@ -161,7 +161,7 @@ class _Places:
         signal = _thread.allocate_lock()
         signal.acquire()
         self._line.append(signal)
-        self._serve()  # a place may have become free before this caller joined the line
+        self._serve()  # a permit may have become free before this caller joined the line
         served = False
         try:
             served = signal.acquire(True, timeout)  # noqa: FBT003  # positional: gevent and eventlet use other names
@@ -174,7 +174,7 @@ class _Places:
         return served
 
     def leave(self) -> None:
-        """Give a place back."""
+        """Give a permit back."""
         self._free.append(None)
         self._serve()
 

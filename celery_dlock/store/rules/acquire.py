@@ -173,13 +173,13 @@ class _Call:
 
     # -- the queue
 
-    def _wait(self, place: QueueRequest, found: _Findings, *, refused: bool) -> Refusal | None:
+    def _wait(self, queue: QueueRequest, found: _Findings, *, refused: bool) -> Refusal | None:
         """Return why a call under "queue" or "replace" must not take the lock; None if it may."""
         records, lock = self.records, self.lock
         queued = records.entry(self.identity) is not None
         if queued:
             self._keep_place()
-        answer = self._answer_to_copy(place, queued=queued, refused=refused)
+        answer = self._answer_to_copy(queue, queued=queued, refused=refused)
         if answer is not None:
             return answer
         found.duplicate_possible = found.duplicate_possible or self.granted
@@ -193,18 +193,18 @@ class _Call:
         elif held is not None:
             self._repair_expiry(held)
             if held.kind != "grant" and self.identity in (held.identity, held.reserved_for):
-                return self._meet_own(place, held)
-        if place.debounce:
+                return self._meet_own(queue, held)
+        if queue.debounce:
             evicted = self._evicted_before()
-            call = debounce.DebouncedCall(records, self.acquisition, self.request, place, self.rank, queued, evicted)
+            call = debounce.DebouncedCall(records, self.acquisition, self.request, queue, self.rank, queued, evicted)
             return call.wait(held, granted=self.granted)
-        if place.replace:
-            return self._replace(place, held, queued=queued, preceded=preceded)
-        return self._park(place, held, queued=queued) if preceded or held is not None else None
+        if queue.replace:
+            return self._replace(queue, held, queued=queued, preceded=preceded)
+        return self._park(queue, held, queued=queued) if preceded or held is not None else None
 
-    def _replace(self, place: QueueRequest, held: LockRecord | None, *, queued: bool, preceded: bool) -> Refusal | None:
+    def _replace(self, queue: QueueRequest, held: LockRecord | None, *, queued: bool, preceded: bool) -> Refusal | None:
         evicted = self._evicted_before()
-        call = replace.ReplacingCall(self.records, self.acquisition, self.request, place, self.rank, queued, evicted)
+        call = replace.ReplacingCall(self.records, self.acquisition, self.request, queue, self.rank, queued, evicted)
         self.rank = call.rank
         if self.granted:
             return call.take()
@@ -212,9 +212,9 @@ class _Call:
             return call.answer_queued()
         if not call.waits(blocked=preceded or held is not None):
             return None
-        return call.park(held) if place.entry else self._park(place, held, queued=queued)
+        return call.park(held) if queue.entry else self._park(queue, held, queued=queued)
 
-    def _answer_to_copy(self, place: QueueRequest, *, queued: bool, refused: bool) -> Refusal | None:
+    def _answer_to_copy(self, queue: QueueRequest, *, queued: bool, refused: bool) -> Refusal | None:
         """Return the answer to a command that was sent twice, or to a copy not published for its grant; or None."""
         lock = self.lock
         if lock is None:
@@ -224,18 +224,18 @@ class _Call:
             if granted is not None:
                 # This command was sent twice: the first copy was refused, and passed the message's grant on.
                 return Unknown(run_holder(self.mark), granted)
-        if self.granted and str(lock.since) != place.grant_id:
+        if self.granted and str(lock.since) != queue.grant_id:
             granted = unpublished_grant(self.records, self.acquisition)
-            newer = self.request.requester.task_id if place.debounce or place.replace else ""
+            newer = self.request.requester.task_id if queue.debounce or queue.replace else ""
             return Parked(self.rank, int(granted is not None), granted, self._evicted_before(), newer)
         return None
 
-    def _meet_own(self, place: QueueRequest, held: LockRecord) -> Held | Parked:
+    def _meet_own(self, queue: QueueRequest, held: LockRecord) -> Held | Parked:
         """Answer a duplicate of the holder's message, or the holder's retry (``keep_on_retry``)."""
-        if self.identity == held.reserved_for or not (place.park_duplicate and place.entry):
+        if self.identity == held.reserved_for or not (queue.park_duplicate and queue.entry):
             return self._held(held)
         held.dup, self.place = True, place_before_all(self.rank)
-        self._enqueue(place, held)
+        self._enqueue(queue, held)
         return Parked(self.rank, 0, None, None)
 
     def _keep_place(self) -> None:
@@ -248,11 +248,11 @@ class _Call:
                 self.rank = min(self.rank, place + self.rank - self.place)
             self.place = place
 
-    def _park(self, place: QueueRequest, lock: LockRecord | None, *, queued: bool) -> Refusal:
+    def _park(self, queue: QueueRequest, lock: LockRecord | None, *, queued: bool) -> Refusal:
         records = self.records
         waiters = count_waiters(records) - self._delayed_waiters()[0]
-        full = not queued and place.limit > 0 and waiters >= place.limit
-        if not place.entry or (full and not place.evict_oldest):
+        full = not queued and queue.limit > 0 and waiters >= queue.limit
+        if not queue.entry or (full and not queue.evict_oldest):
             if lock is not None:
                 self._note_on(lock)
             return Queued(waiters, self.rank, None if lock is None else holder_of(lock, left_of_lock(records, lock)))
@@ -261,15 +261,15 @@ class _Call:
             evicted = self._evict_oldest()
             if evicted is None:
                 # This message itself has the first place, so it is the one to evict.
-                return Parked(self.rank, 0, None, Grant(self.identity, place.entry))
-        granted = self._enqueue(place, lock)
+                return Parked(self.rank, 0, None, Grant(self.identity, queue.entry))
+        granted = self._enqueue(queue, lock)
         position = (records.position_in("waiting", self.identity) or 0) + 1
         return Parked(self.rank, position, granted, evicted)
 
-    def _enqueue(self, place: QueueRequest, lock: LockRecord | None) -> Grant | None:
+    def _enqueue(self, queue: QueueRequest, lock: LockRecord | None) -> Grant | None:
         """Put the message into the queue at its place. Return the grant that this command made."""
         records = self.records
-        records.put_entry(self.identity, place.entry)
+        records.put_entry(self.identity, queue.entry)
         records.take_from("delayed", self.identity)
         records.drop_dead(self.identity)
         # Forget the grants that the message has lost: this delivery shows that the broker still has the message.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..claim_model import ClaimRequest, ExistingCall
-from .data import Claim, Place
+from .data import Claim, QueuePart
 from .records import TOMBSTONE_MS, Records
 from .views import first_line
 
@@ -58,8 +58,8 @@ def _running_call(records: Records, request: ClaimRequest) -> ExistingCall | Non
     return _existing("waiting" if granted else "running", lock.task_id, lock.task, lock.node, lock.since)
 
 
-def _first_waiter(records: Records, place: Place, request: ClaimRequest) -> ExistingCall | None:
-    for identity, _ in records.first_in(place, 1):
+def _first_waiter(records: Records, part: QueuePart, request: ClaimRequest) -> ExistingCall | None:
+    for identity, _ in records.first_in(part, 1):
         names = first_line(records.entry(identity) or "")
         if isinstance(names, list) and len(names) > 1 and (not request.generation or names[1] != request.task_id):
             return _existing("waiting", str(names[1]), str(names[0]), "", 0)

@@ -19,7 +19,7 @@ __all__ = [
     "Mark",
     "MarkKind",
     "NewestCall",
-    "Place",
+    "QueuePart",
     "ReplacedCalls",
     "RunMark",
     "SeatsRecord",
@@ -30,7 +30,7 @@ __all__ = [
 T = TypeVar("T")
 
 #: ``"waiting"``: by rank. ``"delayed"``: lost a grant or is debounced, by the time (us) from which the message waits.
-Place = Literal["waiting", "delayed"]
+QueuePart = Literal["waiting", "delayed"]
 #: ``"done"``, ``"tombstone"``, ``"run"``: of a lock name. ``"worker"``: a record that workers share, of another name.
 MarkKind = Literal["done", "tombstone", "run", "worker"]
 
@@ -193,12 +193,12 @@ class SeatsRecord:
     Args:
         limit: The limit in force.
         seen_s: The time (s) when a command with this limit last ran.
-        places: How many seats may be taken now. It is more than the limit while a call holds a higher seat.
+        seat_count: How many seats may be taken now. It is more than the limit while a call holds a higher seat.
     """
 
     limit: int = 1
     seen_s: int = 0
-    places: int = 1
+    seat_count: int = 1
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,8 @@ class Head:
         sweeps: The time from which a sweep visits this name, by ``LockName.seats`` of the name that the sweep gets:
             ``ONE_LOCK`` or ``UNKNOWN_SEATS``. Workers with and without a ``limit`` may use one name.
         parked: The number of waiters that have an entry.
-        waiting: The number of waiters in this place.
-        delayed: The number of waiters in this place.
+        waiting: The number of waiters in this part of the queue.
+        delayed: The number of waiters in this part of the queue.
         dead: The number of dead letters.
         guards: The token of the last holder of each seat that has guarded a transaction. Before another call takes the
             seat, that transaction must have ended.
@@ -249,8 +249,8 @@ class Waiter:
     """A parked message, or a dead letter, with the facts about it. A waiter without any fact is not stored.
 
     Args:
-        waiting: Its score in the place ``"waiting"``; None if it is not there.
-        delayed: Its score in the place ``"delayed"``; None if it is not there.
+        waiting: Its score in the part ``"waiting"``; None if it is not there.
+        delayed: Its score in the part ``"delayed"``; None if it is not there.
         entry: The parked message; None if there is none.
         dead: The dead letter; None if there is none. A message can be parked again while its dead letter is stored.
         shown: Since when operators see the dead letter, by ``LockName.seats`` as in ``Head.sweeps``; empty: they do

@@ -18,15 +18,15 @@ __all__ = ["DebouncedCall", "record_start"]
 _RECORD_MS: Final = 24 * 3600 * 1000
 
 
-def record_start(records: Records, place: QueueRequest, rank: int) -> None:
+def record_start(records: Records, queue: QueueRequest, rank: int) -> None:
     """Remember the rank of a debounced call that takes the lock."""
     newest = records.newest_call() or NewestCall()
     newest.started = rank
-    records.put_newest_call(newest, _record_life(place))
+    records.put_newest_call(newest, _record_life(queue))
 
 
-def _record_life(place: QueueRequest) -> int:
-    return _RECORD_MS + (place.debounce.last_ms if place.debounce else 0)
+def _record_life(queue: QueueRequest) -> int:
+    return _RECORD_MS + (queue.debounce.last_ms if queue.debounce else 0)
 
 
 class DebouncedCall(ReplaceableCall):
@@ -48,7 +48,7 @@ class DebouncedCall(ReplaceableCall):
             return self._take()
         if self.queued:
             return self.answer_queued()
-        if not self.place.entry:
+        if not self.queue.entry:
             return Queued(self.records.count_in("waiting") + self.records.count_in("delayed"), self.rank, None)
         return self._park(held)
 
@@ -68,13 +68,13 @@ class DebouncedCall(ReplaceableCall):
             newest_entry = records.entry(newest.identity)
         pending = newest_entry is not None and records.replaced_by(newest.identity or "") is None
         if self.older or (pending and self.rank < newest.rank):
-            records.put_entry(self.identity, self.place.entry)
+            records.put_entry(self.identity, self.queue.entry)
             self._await_end(self.identity, self.rank, newest.task_id)
             return self._replaced(self._wait_until(now + END_WITHIN_US, held), newest.task_id)
-        records.put_entry(self.identity, self.place.entry)
+        records.put_entry(self.identity, self.queue.entry)
         records.put_lost_grants(self.identity, self.rank, 0)
         records.drop_dead(self.identity)
-        delays = self.place.debounce or Debounce(0, 0)
+        delays = self.queue.debounce or Debounce(0, 0)
         due, last, evicted = now + delays.wait_ms * 1000, now + delays.last_ms * 1000, None
         # A granted call is about to start, so it is not replaced.
         starts = held is not None and held.acquisition == granted_to(newest.identity or "")
@@ -90,4 +90,4 @@ class DebouncedCall(ReplaceableCall):
 
     def _become_newest(self, last: int) -> None:
         newest = NewestCall(self.identity, self.rank, self.task_id, last, self.newest.started)
-        self.records.put_newest_call(newest, _record_life(self.place))
+        self.records.put_newest_call(newest, _record_life(self.queue))

@@ -14,7 +14,7 @@ from .data import (
     Mark,
     MarkKind,
     NewestCall,
-    Place,
+    QueuePart,
     ReplacedCalls,
     SeatsRecord,
     Timed,
@@ -53,7 +53,7 @@ class Records:
         #: The time of the store, in microseconds since the epoch. It is the same for the whole transaction.
         self.now = session.now
         #: The seat whose lock these records have.
-        _, self.place = split_seat(name)
+        _, self.seat_number = split_seat(name)
         #: The sweep of a name with seats visits all of them.
         self._swept = ONE_LOCK if name.seats == ONE_LOCK else UNKNOWN_SEATS
         head = session.head
@@ -89,15 +89,15 @@ class Records:
     # -- the lock
 
     def _lock(self) -> Timed[LockRecord] | None:
-        found = self._alive(self._head.locks.get(self.place))
-        guard = self._head.guards.get(self.place)
+        found = self._alive(self._head.locks.get(self.seat_number))
+        guard = self._head.guards.get(self.seat_number)
         if found is not None or guard is None:
             return found
         if self._session.end_guard(guard):
-            del self._head.guards[self.place]
+            del self._head.guards[self.seat_number]
             return None
         held = Timed(LockRecord(GUARDED, "", guard, self.now, ttl_ms=GUARDED_MS), self._until(GUARDED_MS))
-        self._head.locks[self.place] = held
+        self._head.locks[self.seat_number] = held
         return held
 
     def lock(self) -> LockRecord | None:
@@ -108,29 +108,29 @@ class Records:
     def put_lock(self, lock: LockRecord) -> None:
         """Write the lock. A lock that exists keeps its expiry; a new one does not expire."""
         found = self._lock()
-        self._head.locks[self.place] = Timed(copy(lock), found.until if found else None)
+        self._head.locks[self.seat_number] = Timed(copy(lock), found.until if found else None)
 
     def drop_lock(self) -> None:
         """Remove the lock. While a transaction that its holder guards is open, the seat is not free (:meth:`lock`)."""
-        self._head.locks.pop(self.place, None)
+        self._head.locks.pop(self.seat_number, None)
 
     def lock_left_ms(self) -> int:
         """Return the milliseconds until the lock expires; -1 if it does not expire."""
         return self._left_ms(self._lock())
 
     def expire_lock(self, life_ms: int | None) -> None:
-        lock = self._head.locks[self.place].record
-        self._head.locks[self.place] = Timed(lock, None if life_ms is None else self._until(life_ms))
+        lock = self._head.locks[self.seat_number].record
+        self._head.locks[self.seat_number] = Timed(lock, None if life_ms is None else self._until(life_ms))
 
     def seat(self, number: int) -> Records:
         """Return these records with the lock of another seat."""
         other = copy(self)
-        other.place = number
+        other.seat_number = number
         return other
 
     def guard(self, token: int) -> None:
         """Record that the holder of this seat guards a transaction. Its token is the guard's."""
-        self._head.guards[self.place] = self._changes.guard = token
+        self._head.guards[self.seat_number] = self._changes.guard = token
 
     def taken_seats(self) -> list[int]:
         """Return the seats that have a lock."""
@@ -145,7 +145,7 @@ class Records:
 
     def next_token(self) -> int:
         """Issue a fencing token, for the call that takes the lock of this seat."""
-        if (guard := self._head.guards.pop(self.place, None)) is not None:
+        if (guard := self._head.guards.pop(self.seat_number, None)) is not None:
             # A retry takes the lock that is reserved for it (``keep_on_retry``), so :meth:`lock` did not ask.
             self._changes.ended_guards.append(guard)
         self._changes.token = self._session.next_token
@@ -201,7 +201,7 @@ class Records:
     def drop_claim(self) -> None:
         self._head.claim = None
 
-    # -- waiters: a parked message has an entry; it is in one place, or it is granted and in none
+    # -- waiters: a parked message has an entry; it is in one part of the queue, or it is granted and in none
 
     def _waiter(self, identity: str) -> Waiter:
         if identity not in self._waiters:
@@ -237,37 +237,37 @@ class Records:
         self._change(identity, entry=entry)
 
     def drop_waiter(self, identity: str) -> None:
-        """Remove the message from its place, with its entry and all facts about it. A dead letter stays."""
+        """Remove the message from its part, with its entry and all facts about it. A dead letter stays."""
         waiter = self._waiter(identity)
         self._change(identity, **vars(replace(_NO_WAITER, dead=waiter.dead, shown=waiter.shown)))
 
-    def score(self, place: Place, identity: str) -> int | None:
-        return _score(self._waiter(identity), place)
+    def score(self, part: QueuePart, identity: str) -> int | None:
+        return _score(self._waiter(identity), part)
 
-    def put_in(self, place: Place, identity: str, score: int) -> None:
-        self._change(identity, **{place: score})
+    def put_in(self, part: QueuePart, identity: str, score: int) -> None:
+        self._change(identity, **{part: score})
 
-    def take_from(self, place: Place, identity: str) -> None:
-        self._change(identity, **{place: None})
+    def take_from(self, part: QueuePart, identity: str) -> None:
+        self._change(identity, **{part: None})
 
     def first_in(
-        self, place: Place, most: int, until: int | None = None, since: int | None = None
+        self, part: QueuePart, most: int, until: int | None = None, since: int | None = None
     ) -> list[tuple[str, int]]:
         """Return identities and scores, by score and then by identity.
 
         Args:
-            place: The place.
+            part: The part of the queue.
             most: The highest number of waiters to return.
             until: Only scores up to this one; None: all.
             since: Only scores from this one; None: all.
         """
-        if not self.count_in(place):
+        if not self.count_in(part):
             return []
-        # The session does not know which waiters have left the place. So many more replace them.
+        # The session does not know which waiters have left the part. So many more replace them.
         changed = sum(now is not self._read[identity] for identity, now in self._waiters.items())
-        for identity, waiter in self._session.first_in(place, most + changed, since, until):
+        for identity, waiter in self._session.first_in(part, most + changed, since, until):
             self._note(identity, waiter)
-        scores = ((_score(waiter, place), identity) for identity, waiter in self._waiters.items())
+        scores = ((_score(waiter, part), identity) for identity, waiter in self._waiters.items())
         found = sorted(
             (score, identity)
             for score, identity in scores
@@ -275,18 +275,18 @@ class Records:
         )
         return [(identity, score) for score, identity in found[:most]]
 
-    def count_in(self, place: Place) -> int:
-        return self._head.waiting if place == "waiting" else self._head.delayed
+    def count_in(self, part: QueuePart) -> int:
+        return self._head.waiting if part == "waiting" else self._head.delayed
 
-    def position_in(self, place: Place, identity: str) -> int | None:
-        """Return the position in a place, from 0."""
-        score = self.score(place, identity)
+    def position_in(self, part: QueuePart, identity: str) -> int | None:
+        """Return the position in a part, from 0."""
+        score = self.score(part, identity)
         if score is None:
             return None
-        position = self._session.count_before(place, score, identity)
+        position = self._session.count_before(part, score, identity)
         for other, now in self._waiters.items():
             for waiter, sign in ((now, 1), (self._read[other], -1)):
-                its_score = _score(waiter, place)
+                its_score = _score(waiter, part)
                 position += sign if its_score is not None and (its_score, other) < (score, identity) else 0
         return position
 
@@ -379,5 +379,5 @@ class Records:
         self._change(identity, shown=())
 
 
-def _score(waiter: Waiter, place: Place) -> int | None:
-    return waiter.waiting if place == "waiting" else waiter.delayed
+def _score(waiter: Waiter, part: QueuePart) -> int | None:
+    return waiter.waiting if part == "waiting" else waiter.delayed

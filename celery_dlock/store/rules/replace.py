@@ -31,7 +31,7 @@ class ReplacingCall(ReplaceableCall):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.calls = calls = self.records.replaced() or ReplacedCalls()
-        self.asked = self.place.replace or Replace()
+        self.asked = self.queue.replace or Replace()
         busy_us = 0 if calls.busy_since is None else self.records.now - calls.busy_since
         #: No body has ended by itself for replace_max_ms, so the running one is left alone.
         self.left_alone = calls.busy_since is not None and busy_us >= self.asked.max_ms * 1000
@@ -83,7 +83,7 @@ class ReplacingCall(ReplaceableCall):
     def park(self, held: LockRecord | None) -> Parked:
         """Park this call as the only waiter, or return which newer call replaced it."""
         records, calls, pending = self.records, self.calls, self.pending
-        records.put_entry(self.identity, self.place.entry)
+        records.put_entry(self.identity, self.queue.entry)
         records.drop_dead(self.identity)
         newer = self._another if self.rank < calls.newest_rank else None
         by = _first(self.stopped_by, self.started_later, newer)
@@ -118,9 +118,9 @@ class ReplacingCall(ReplaceableCall):
         self.records.put_replaced(self.calls, _RECORD_MS + self.asked.max_ms)
 
 
-def record_start(records: Records, place: QueueRequest, rank: int, task_id: str, *, granted: bool) -> None:
+def record_start(records: Records, queue: QueueRequest, rank: int, task_id: str, *, granted: bool) -> None:
     """Note the start of a call that a newer one may stop."""
-    calls, asked = records.replaced() or ReplacedCalls(), place.replace or Replace()
+    calls, asked = records.replaced() or ReplacedCalls(), queue.replace or Replace()
     is_repeated = calls.started_id == task_id and asked.repeats != NO_RETRY and calls.started_rank is not None
     if not is_repeated:
         # A retry is as old as the run that it repeats.

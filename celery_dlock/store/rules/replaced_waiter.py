@@ -28,7 +28,7 @@ class ReplaceableCall:
         records: The records of its lock name.
         acquisition: Its acquisition.
         request: Its request.
-        place: The request's part for the queue.
+        queue: The request's part for the queue.
         rank: Its rank.
         queued: The message is queued already.
         evicted: The waiter that this call replaced when it was parked; None if there is none, or if that waiter's
@@ -38,7 +38,7 @@ class ReplaceableCall:
     records: Records
     acquisition: str
     request: AcquireRequest
-    place: QueueRequest
+    queue: QueueRequest
     rank: int
     queued: bool
     evicted: Grant | None = None

@@ -61,25 +61,25 @@ class _Seats:
             self.allowed, seen_s = limit, self.clock_s
         # If the clock went back, the stored time is later than now, and the larger limit would not run out.
         self.seen_s = min(seen_s, self.clock_s)
-        self.places = min(max(known.places, self.allowed), _MOST_SEATS)
+        self.seat_count = min(max(known.seat_count, self.allowed), _MOST_SEATS)
         #: The lock of each seat that is not free, by its number.
         self.taken: dict[int, LockRecord] = {}
-        for place in range(self.places):
-            lock = records.seat(place).lock()
+        for number in range(self.seat_count):
+            lock = records.seat(number).lock()
             if lock is not None:
-                self.taken[place] = lock
-        self.used_places = max(self.taken, default=-1) + 1
+                self.taken[number] = lock
+        self.used_seats = max(self.taken, default=-1) + 1
         #: A verb enters the name in the index for its own seat. Another seat may be due sooner.
         self.planned = records.next_sweep()
 
     def where(self, matches: Callable[[LockRecord], bool]) -> int | None:
         """Return the first seat whose lock matches; None if there is none."""
-        return next((place for place, lock in self.taken.items() if matches(lock)), None)
+        return next((number for number, lock in self.taken.items() if matches(lock)), None)
 
     def of_acquisition(self, acquisition: str) -> int | None:
         """Return the seat of an acquisition, else one whose unpublished grant an earlier copy of the command made."""
-        place = self.where(lambda lock: lock.acquisition == acquisition)
-        return self.granted_by(acquisition) if place is None else place
+        number = self.where(lambda lock: lock.acquisition == acquisition)
+        return self.granted_by(acquisition) if number is None else number
 
     def granted_by(self, granter: str) -> int | None:
         """Return the seat whose unpublished grant an earlier copy of this command made; None if there is none."""
@@ -90,7 +90,7 @@ class _Seats:
 
     def keep(self) -> None:
         """Write the record of the seats."""
-        record = SeatsRecord(self.allowed, self.seen_s, max(self.allowed, self.used_places))
+        record = SeatsRecord(self.allowed, self.seen_s, max(self.allowed, self.used_seats))
         self.records.put_seats(record, _RECORD_MS)
 
     def keep_planned(self) -> None:
@@ -98,8 +98,8 @@ class _Seats:
         if self.planned is not None:
             self.records.sweep_at(self.planned, earlier=True)
 
-    def use(self, place: int) -> None:
-        self.used_places = max(self.used_places, place + 1)
+    def use(self, number: int) -> None:
+        self.used_seats = max(self.used_seats, number + 1)
 
     # -- the seat of an acquire
 
@@ -108,22 +108,22 @@ class _Seats:
 
         Seats above the limit count too.
         """
-        place = self.where(lambda lock: lock.acquisition == acquisition)
-        if place is not None or not identity:
-            return place
+        number = self.where(lambda lock: lock.acquisition == acquisition)
+        if number is not None or not identity:
+            return number
         its_own = granted_to(identity), reserved_for(identity)
         for matches in (
             lambda lock: lock.identity == identity and lock.due is None,
             lambda lock: lock.acquisition in its_own,
             lambda lock: lock.reserved_for == identity,
         ):
-            place = self.where(matches)
-            if place is not None:
-                return place
+            number = self.where(matches)
+            if number is not None:
+                return number
         return None
 
     def free(self) -> int | None:
-        return next((place for place in range(self.allowed) if place not in self.taken), None)
+        return next((number for number in range(self.allowed) if number not in self.taken), None)
 
     def busiest(self, *, notify: bool) -> int:
         """Return the seat that the refusal names: one whose holder's body has ended, else the first one to expire.
@@ -131,8 +131,8 @@ class _Seats:
         If the call waits, all seats are marked, so that each release wakes a waiting call.
         """
         chosen, soonest_ms = 0, float("inf")
-        for place, lock in self.taken.items():
-            seat = self.records.seat(place)
+        for number, lock in self.taken.items():
+            seat = self.records.seat(number)
             left_ms: float = seat.lock_left_ms()
             if lock.ttl_ms is not None and left_ms > lock.ttl_ms:
                 # The store's clock went back.
@@ -141,22 +141,22 @@ class _Seats:
             if lock.due is not None:
                 left_ms = max(0, lock.due / 1000 - self.clock_s * 1000)
             if notify:
-                self.mark(place, notify=True)
-            if place < self.allowed:
+                self.mark(number, notify=True)
+            if number < self.allowed:
                 left_ms = -1 if lock.releasing else left_ms
                 if left_ms < soonest_ms:
-                    chosen, soonest_ms = place, left_ms
+                    chosen, soonest_ms = number, left_ms
         return chosen
 
-    def mark(self, place: int, *, notify: bool = False, waiters: bool = False) -> None:
+    def mark(self, number: int, *, notify: bool = False, waiters: bool = False) -> None:
         """Leave word in the lock of a seat, for its release."""
-        seat = self.records.seat(place)
+        seat = self.records.seat(number)
         lock = seat.lock()
         if lock is not None:
             lock.notify, lock.has_waiters = lock.notify or notify, lock.has_waiters or waiters
             seat.put_lock(lock)
 
-    def wake_others(self, place: int) -> None:
+    def wake_others(self, number: int) -> None:
         """Wake the next waiting call if another seat is free, and mark the taken seats again.
 
         The call that took this seat has waited. One wake-up may stand for several releases.
@@ -165,7 +165,7 @@ class _Seats:
         for other in range(self.allowed):
             if other in self.taken:
                 self.mark(other, notify=True)
-            elif other != place:
+            elif other != number:
                 one_is_free = True
         if one_is_free:
             self.records.wake_waiting_call()
@@ -174,10 +174,10 @@ class _Seats:
 
     def grant_free_seats(self) -> None:
         """Grant the free seats to waiters: the limit has grown, or a lease has expired."""
-        for place in range(self.allowed):
-            if place in self.taken:
+        for number in range(self.allowed):
+            if number in self.taken:
                 continue
-            seat = self.records.seat(place)
+            seat = self.records.seat(number)
             # Another granter: a second copy of this command must find only the grant that the acquire makes.
             granted, grant = grant_next(seat, _SWEEP), seat.lock()
             if granted is None or grant is None:
@@ -185,14 +185,14 @@ class _Seats:
             # No reply names this grant, so it is due at once, and a sweep publishes the waiter's message.
             grant.due = self.planned = self.records.now
             seat.put_lock(grant)
-            self.taken[place] = grant
-            self.use(place)
+            self.taken[number] = grant
+            self.use(number)
 
-    def take_back_grant(self, place: int) -> bool:
+    def take_back_grant(self, number: int) -> bool:
         """If a seat above the limit is granted, take the grant back: its waiter waits at its rank again."""
-        seat = self.records.seat(place)
+        seat = self.records.seat(number)
         grant = seat.lock()
-        if place < self.allowed or grant is None or grant.due is None:
+        if number < self.allowed or grant is None or grant.due is None:
             return False
         self.records.put_in("waiting", grant.identity, grant.rank)
         seat.drop_lock()
@@ -206,37 +206,37 @@ class _Seats:
 def acquire(records: Records, limit: int, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | Refusal:
     """Take the first free seat, park the message that has to wait, or return why all seats are taken."""
     seats, identity = _Seats(records, limit), request.identity.digest if request.identity else ""
-    place = seats.related(acquisition, identity)
-    if place is None and request.queue is not None:
+    number = seats.related(acquisition, identity)
+    if number is None and request.queue is not None:
         # A second copy of this command finds the grant that the first one made.
-        place = seats.of_acquisition(acquisition)
-    if place is None:
-        place = seats.free()
-    if place is None:
-        place = seats.busiest(notify=request.notify)
+        number = seats.of_acquisition(acquisition)
+    if number is None:
+        number = seats.free()
+    if number is None:
+        number = seats.busiest(notify=request.notify)
     granted = None if request.queue is None else seats.granted_by(acquisition)
-    answer = plain_acquire.acquire(records.seat(place), acquisition, ttl_ms, request)
+    answer = plain_acquire.acquire(records.seat(number), acquisition, ttl_ms, request)
     if request.queue is None:
-        seats.use(place)
+        seats.use(number)
     else:
         if granted is not None and isinstance(answer, Parked) and answer.granted is None:
             # The first copy of this command may have granted one seat to another waiter, and one to this message.
             answer = answer._replace(granted=unpublished_grant(records.seat(granted), acquisition))
-        _share_queue(seats, place)
+        _share_queue(seats, number)
     seats.keep()
     if not isinstance(answer, Acquired):
         return answer
     if request.notify and request.waited:
-        seats.wake_others(place)
-    return answer._replace(seat=place)
+        seats.wake_others(number)
+    return answer._replace(seat=number)
 
 
-def _share_queue(seats: _Seats, place: int) -> None:
+def _share_queue(seats: _Seats, number: int) -> None:
     """Do what a call of the queue policy leaves to do for the other seats."""
-    lock = seats.records.seat(place).lock()
+    lock = seats.records.seat(number).lock()
     if lock is not None:
-        seats.taken.setdefault(place, lock)
-        seats.use(place)
+        seats.taken.setdefault(number, lock)
+        seats.use(number)
     if has_waiters(seats.records):
         for other in seats.taken:
             # A release under another policy reads this field.
@@ -250,8 +250,8 @@ def renew(
 ) -> RenewalResult:
     """Renew the lease of a seat. This keeps the record of the seats, too."""
     seats = _Seats(records, limit)
-    place = seats.where(lambda lock: lock.acquisition == acquisition) or 0
-    renewed = plain_release.renew(records.seat(place), acquisition, ttl_ms, facts)
+    number = seats.where(lambda lock: lock.acquisition == acquisition) or 0
+    renewed = plain_release.renew(records.seat(number), acquisition, ttl_ms, facts)
     if renewed is True:
         seats.keep()
     return renewed
@@ -265,19 +265,19 @@ def inspect(records: Records, limit: int) -> Holder | None:
 def release(records: Records, limit: int, acquisition: str, ending: ReleaseRequest) -> Released:
     """Free the seat of an acquisition. Under the queue policy, grant it to the next waiter."""
     seats = _Seats(records, limit)
-    place = seats.of_acquisition(acquisition)
+    number = seats.of_acquisition(acquisition)
     if not ending.queue:
         return plain_release.release(
-            records.seat(place or 0), acquisition, ending, lambda _seat, *options: sweep(records, limit, *options)
+            records.seat(number or 0), acquisition, ending, lambda _seat, *options: sweep(records, limit, *options)
         )
-    if place is None and ending.identity:
-        place = seats.granted_to(ending.identity)
-    place = place or 0
-    lock = seats.taken.get(place)
+    if number is None and ending.identity:
+        number = seats.granted_to(ending.identity)
+    number = number or 0
+    lock = seats.taken.get(number)
     if lock is not None and lock.acquisition == acquisition and has_waiters(records):
-        seats.mark(place, waiters=True)
-    released = plain_release.release(records.seat(place), acquisition, ending)
-    if seats.take_back_grant(place):
+        seats.mark(number, waiters=True)
+    released = plain_release.release(records.seat(number), acquisition, ending)
+    if seats.take_back_grant(number):
         released = released._replace(granted=None)
     seats.keep_planned()
     return released
@@ -285,8 +285,8 @@ def release(records: Records, limit: int, acquisition: str, ending: ReleaseReque
 
 def mark_done(records: Records, limit: int, identity: str, owner: str, age_us: int) -> None:
     """Set the done mark of a message, unless a later message with its id holds a seat."""
-    place = _Seats(records, limit).where(lambda lock: lock.identity == identity)
-    plain_runs.mark_done(records.seat(place or 0), identity, owner, age_us)
+    number = _Seats(records, limit).where(lambda lock: lock.identity == identity)
+    plain_runs.mark_done(records.seat(number or 0), identity, owner, age_us)
 
 
 def confirm_publish(records: Records, limit: int, identity: str, grant_timeout_ms: int) -> bool:
@@ -311,16 +311,16 @@ def remove_waiter(
 ) -> QueueStepResult:
     """Remove a waiter. If it had a grant, grant its seat to the next one."""
     seats = _Seats(records, limit)
-    place = None
+    number = None
     for matches in (
         lambda lock: lock.identity == identity and lock.due is None,
         lambda lock: lock.identity == identity,
         lambda lock: lock.granter == granter and not lock.published,
     ):
-        place = seats.where(matches) if place is None else place
-    seat = records.seat(place or 0)
+        number = seats.where(matches) if number is None else number
+    seat = records.seat(number or 0)
     removed = plain_queue.remove_waiter(seat, identity, granter, dead_letter=dead_letter, ended=ended)
-    if seats.take_back_grant(place or 0):
+    if seats.take_back_grant(number or 0):
         removed = removed._replace(granted=None)
     seats.keep_planned()
     return removed
@@ -333,16 +333,16 @@ def sweep(
     seats, swept, next_due = _Seats(records, limit), QueueStepResult(), None
     _restore_places(seats)
     # Another seat may have become free since the first copy of this command. It must not hide that copy's grant.
-    first_place = seats.granted_by(granter) or 0
-    for offset in range(seats.places):
-        place = (first_place + offset) % seats.places
-        seat, lock = records.seat(place), seats.taken.get(place)
+    first_seat = seats.granted_by(granter) or 0
+    for offset in range(seats.seat_count):
+        number = (first_seat + offset) % seats.seat_count
+        seat, lock = records.seat(number), seats.taken.get(number)
         seat.sweep_at(_UNSET)
         swept = QueueStepResult()
-        if place < seats.allowed:
+        if number < seats.allowed:
             swept = plain_queue.sweep(seat, granter, grant_timeout_ms, max_tries, foreign_ms, pause_ms)
         elif lock is not None and lock.due is not None and lock.due <= records.now:
-            seats.take_back_grant(place)
+            seats.take_back_grant(number)
         due = records.next_sweep()
         if due is not None and due != _UNSET and (next_due is None or due < next_due):
             next_due = due

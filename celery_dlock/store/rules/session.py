@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .data import Head, Mark, MarkKind, Place, Waiter
+from .data import Head, Mark, MarkKind, QueuePart, Waiter
 
 __all__ = ["Changes", "Session"]
 
@@ -72,12 +72,12 @@ class Session(Protocol):
         """Return all entries, by identity."""
         ...
 
-    def first_in(self, place: Place, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
-        """Return waiters in a place by score and then by identity, with scores from ``low`` to ``high``, inclusive."""
+    def first_in(self, part: QueuePart, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
+        """Return waiters of a part by score and then by identity, with scores from ``low`` to ``high``, inclusive."""
         ...
 
-    def count_before(self, place: Place, score: int, identity: str) -> int:
-        """Return how many waiters of a place precede this score and identity."""
+    def count_before(self, part: QueuePart, score: int, identity: str) -> int:
+        """Return how many waiters of a part precede this score and identity."""
         ...
 
     def end_guard(self, token: int) -> bool:

@@ -86,8 +86,8 @@ def waiter_from_texts(
     """Return the waiter that a backend has stored.
 
     Args:
-        waiting: Its score in this place.
-        delayed: Its score in this place.
+        waiting: Its score in this part of the queue.
+        delayed: Its score in this part of the queue.
         entry: Its parked message.
         dead: Its dead letter.
         text: Its :func:`waiter_text`.

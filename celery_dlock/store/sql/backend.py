@@ -17,7 +17,7 @@ from ..base import ReleaseRequest
 from ..engine.backend import Backend, Listed
 from ..location import StoreLocation
 from ..model import Acquired, AcquireRequest, Released, Renewal
-from ..operator import Place as ListPlace
+from ..operator import ListCursor
 from ..rules.texts import head_from_text
 from ..server_model import StoreInfo
 from .session import SessionStatements
@@ -50,7 +50,7 @@ class Lease(NamedTuple):
         key: The name of its row.
         owner: The acquisition that holds the lock.
         ttl_ms: Milliseconds that it is held from now on.
-        number: Its place in the call.
+        number: Its number in the call.
     """
 
     key: str
@@ -100,7 +100,7 @@ class SQLBackend(Backend, ABC):
         """Renew plain leases. Return the numbers of those that were renewed."""
 
     def key(self, name: LockName) -> str:
-        """Return the name of a row. Rows are in the order of :class:`~celery_dlock.store.operator.Place`."""
+        """Return the name of a row. Rows are in the order of :class:`~celery_dlock.store.operator.ListCursor`."""
         return f"{self._start}{name.bucket:03x}:{split_seat(name)[0]}"
 
     def _parts(self, key: str) -> tuple[int, str]:
@@ -108,14 +108,14 @@ class SQLBackend(Backend, ABC):
         bucket, _, text = key[len(self._start) :].partition(":")
         return int(bucket, 16), text
 
-    def places(self, listed: Listed, after: ListPlace | None, most: int) -> list[ListPlace]:
+    def cursors(self, listed: Listed, after: ListCursor | None, most: int) -> list[ListCursor]:
         sql = self._texts
         statements = {"name": sql.names, "run": sql.runs, "dead": sql.dead_letters, "queue": sql.queues}
         name, detail = (
             (self._start, "") if after is None else (self.key(LockName(after.name, after.bucket)), after.detail)
         )
         values = {"name": name, "detail": detail, "end": self._end, "most": most}
-        return [ListPlace(*self._parts(key), one) for key, one in self._ask(statements[listed], values)]
+        return [ListCursor(*self._parts(key), one) for key, one in self._ask(statements[listed], values)]
 
     def due(self, buckets: Sequence[int], most: int, within_us: int) -> list[LockName]:
         if time.monotonic() >= self._next_removal:
@@ -124,8 +124,8 @@ class SQLBackend(Backend, ABC):
         if not buckets:
             return []
         values = {
-            "place": len(self._start) + 1, "buckets": [f"{bucket:03x}" for bucket in buckets], "within_us": within_us,
-            "start": self._start, "end": self._end, "most": most,
+            "bucket_at": len(self._start) + 1, "buckets": [f"{bucket:03x}" for bucket in buckets],
+            "within_us": within_us, "start": self._start, "end": self._end, "most": most,
         }  # fmt: skip
         found = []
         for key, rest, now in self._ask(self._texts.due, values):

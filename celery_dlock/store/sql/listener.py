@@ -26,29 +26,29 @@ class PollingListener(ABC):
     """A call that waits for releases of one lock, in its thread or greenlet."""
 
     def wait(self, timeout: float) -> bool:
-        place = self._begin()
-        if place is None:
+        number = self._begin()
+        if number is None:
             return True
         woken = False
         try:
-            woken = self._woken(place, time.monotonic() + timeout)
+            woken = self._woken(number, time.monotonic() + timeout)
         finally:
-            woken = self._end(place) or woken
+            woken = self._end(number) or woken
         return woken
 
     @abstractmethod
     def _begin(self) -> int | None:
-        """Return the place in the line; None if a wake-up is there already."""
+        """Return the number in the line; None if a wake-up is there already."""
 
     @abstractmethod
-    def _look(self, place: int, *, say: bool) -> bool:
+    def _look(self, number: int, *, say: bool) -> bool:
         """Return whether a release has woken this call, or others count it as dead. ``say``: it still waits."""
 
     @abstractmethod
-    def _end(self, place: int) -> bool:
+    def _end(self, number: int) -> bool:
         """Leave the line. Return whether a release has woken this call in this moment."""
 
-    def _woken(self, place: int, end: float) -> bool:
+    def _woken(self, number: int, end: float) -> bool:
         said, pause = time.monotonic(), _LOOK[0]
         while (left := end - time.monotonic()) > 0:
             # Python's sleep, which gevent patches.
@@ -57,6 +57,6 @@ class PollingListener(ABC):
             say = time.monotonic() > said + _SAY_SECONDS
             if say:
                 said = time.monotonic()
-            if self._look(place, say=say):
+            if self._look(number, say=say):
                 return True
         return False

@@ -15,17 +15,22 @@ VERSION: Final = 1
 
 
 class Migration(NamedTuple):
-    """The statements that lead to a version of the tables.
+    """The statements that lead to a version of the tables. Each may run again on tables that have the version.
 
     Args:
         version: The version.
         name: The name of the file.
-        sql: The statements. They name the tables without a schema.
+        sql: The statements. They name the tables without a schema. No comment and no value contains a semicolon.
     """
 
     version: int
     name: str
     sql: str
+
+    @property
+    def statements(self) -> list[str]:
+        lines = [line for line in self.sql.splitlines() if not line.lstrip().startswith("--")]
+        return [statement.strip() for statement in "\n".join(lines).split(";") if statement.strip()]
 
 
 class Migrator(Protocol):
@@ -33,6 +38,10 @@ class Migrator(Protocol):
 
     def text(self) -> str:
         """Return the statements that make the tables, for an administrator to run. Asks no server."""
+        ...
+
+    def statements(self, version: int) -> list[str]:
+        """Return the statements from the version before this one, for a migration of the user. Asks no server."""
         ...
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..engine.backend import Changes, Wanted
-from ..rules.data import Mark, MarkKind, Place, Waiter
+from ..rules.data import Mark, MarkKind, QueuePart, Waiter
 from ..rules.texts import waiter_from_texts, waiter_text
 from .listener import WAKE_US
 from .rows import HIGHEST, LOWEST, Row
@@ -71,8 +71,8 @@ class SQLSession(ABC):
     def _marks_asked(self, marks: Sequence[tuple[MarkKind, str]]) -> dict[str, Any]:
         """Return the values of the statement that reads marks."""
         kinds, keys = [kind for kind, _ in marks], [key for _, key in marks]
-        places = [(kind, self._key, key) for kind, key in marks]
-        return {"name": self._key, "kinds": kinds, "keys": keys, "marks": places}
+        keyed = [(kind, self._key, key) for kind, key in marks]
+        return {"name": self._key, "kinds": kinds, "keys": keys, "marks": keyed}
 
     def _note(self, marks: Sequence[tuple[Any, ...]], waiters: Sequence[tuple[Any, ...]]) -> None:
         """Keep the rows of marks and waiters that were read."""
@@ -98,13 +98,13 @@ class SQLSession(ABC):
     def entries(self) -> dict[str, str]:
         return dict(self._ask(self._texts.entries, (self._key,)))
 
-    def first_in(self, place: Place, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
-        statement = self._texts.first_waiting if place == "waiting" else self._texts.first_delayed
+    def first_in(self, part: QueuePart, most: int, low: int | None, high: int | None) -> list[tuple[str, Waiter]]:
+        statement = self._texts.first_waiting if part == "waiting" else self._texts.first_delayed
         bounds = LOWEST if low is None else low, HIGHEST if high is None else high
         return list(map(_waiter, self._ask(statement, (self._key, *bounds, most))))
 
-    def count_before(self, place: Place, score: int, identity: str) -> int:
-        statement = self._texts.before_waiting if place == "waiting" else self._texts.before_delayed
+    def count_before(self, part: QueuePart, score: int, identity: str) -> int:
+        statement = self._texts.before_waiting if part == "waiting" else self._texts.before_delayed
         values = {"name": self._key, "score": score, "identity": identity}
         return int(self._ask(statement, values)[0][0])
 
@@ -123,9 +123,9 @@ class SQLSession(ABC):
             if waiter is None:
                 writes.append((sql.drop_waiter, (key, identity)))
             else:
-                places = waiter.waiting, waiter.delayed, waiter.entry, waiter.dead
+                columns = waiter.waiting, waiter.delayed, waiter.entry, waiter.dead
                 writes.append((
-                    sql.put_waiter, (key, identity, *places, bool(waiter.shown), waiter_text(waiter))
+                    sql.put_waiter, (key, identity, *columns, bool(waiter.shown), waiter_text(waiter))
                 ))  # fmt: skip
         for (kind, name), mark in changes.marks.items():
             if mark is None:

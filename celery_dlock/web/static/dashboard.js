@@ -38,7 +38,7 @@
         if (page && !busy()) {
           const left = [...main.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
           main.replaceChildren(...page.childNodes);
-          main.querySelectorAll(".scroll").forEach((one, place) => { one.scrollLeft = left[place] || 0; });
+          main.querySelectorAll(".scroll").forEach((one, index) => { one.scrollLeft = left[index] || 0; });
           prepare(main);
           status.textContent = "";
         }

@@ -174,7 +174,7 @@ def _assigned(table: str, parameters: Sequence[Parameter]) -> Iterator[str]:
         yield f"local {fixed[0]} = {table}[1]"
     elif fixed:
         # Index the table for each name: `unpack` takes longer. The local saves a look-up of the global for each name.
-        values = ", ".join(f"{table}[{place}]" for place in range(1, len(fixed) + 1))
+        values = ", ".join(f"{table}[{number}]" for number in range(1, len(fixed) + 1))
         yield f"local {table} = {table} local {', '.join(fixed)} = {values}"
     for one in parameters:
         if one.variadic:

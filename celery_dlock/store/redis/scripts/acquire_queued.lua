@@ -54,7 +54,7 @@
 -- @args debounce_ms  milliseconds without a newer call after which the call is due [debounce]
 -- @args debounce_max_ms  milliseconds from the first waiting call after which the newest one is due anyway [debounce]
 -- @args replace_max_ms  if no body has ended by itself for this long, the running one is not stopped [replace]
--- @args is_retry  "1": the call retried itself; "2": it took the place of a call (self.replace); "0": neither [replace]
+-- @args is_retry  "1": the call retried itself; "2": it replaced a call (self.replace); "0": neither [replace]
 -- @args quarantine_ms  milliseconds that a quarantine lasts [quarantine]
 -- @args failover_epoch  number that grows with each failover; 0 if failovers are not counted [quarantine]
 -- @reply "token since_us rank_us"  acquired; with [once] "... seed after_crash"
@@ -62,8 +62,8 @@
 --   HOLDER: acquisition, identity, token, since_us, releasing, count, left_ms, task, id, node, pid
 -- @reply {"queue", waiters, rank_us, HOLDER}  it has to wait and was not parked.
 --   Without HOLDER if only waiters precede it
--- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. position: place
---   among the waiters, from 1; also "1" if this command granted it the lock. It is "0" if an earlier command did so,
+-- @reply {"parked", rank_us, position, GRANT, evicted identity, its message}  "" for missing values. position: its
+--   number among the waiters, from 1; also "1" if this command granted it the lock. It is "0" if an earlier command did so,
 --   if the message was evicted itself, or if the holder runs it (park_duplicate). GRANT: identity, message, grant id.
 --   With [debounce] or [replace] also the task id of the call that replaced the evicted one
 -- @reply {"tombstoned"}  this acquisition was abandoned

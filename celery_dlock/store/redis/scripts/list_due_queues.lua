@@ -5,7 +5,7 @@
 --   of a script must be in one slot
 -- @args limit  highest number of names per bucket
 -- @args within_us  include queues that are due within this many microseconds
--- @reply {place of an index, {name, ...}, ...}  of the buckets that have any
+-- @reply {number of an index, {name, ...}, ...}  of the buckets that have any
 
 -- @include time
 
@@ -17,13 +17,13 @@ for first = 1, #indexes, GROUP_SIZE do
   local last = math.min(first + GROUP_SIZE - 1, #indexes)
   -- Most buckets have no index. One command finds that out for a whole group.
   if redis.call('EXISTS', unpack(indexes, first, last)) > 0 then
-    for place = first, last do
-      local names = redis.pcall('ZRANGEBYSCORE', indexes[place], '-inf', until_us, 'LIMIT', '0', limit)
+    for number = first, last do
+      local names = redis.pcall('ZRANGEBYSCORE', indexes[number], '-inf', until_us, 'LIMIT', '0', limit)
       if names.err then
         -- Another program overwrote this index. Go on with the other buckets.
         failed = names
       elseif names[1] then
-        found[#found + 1] = place
+        found[#found + 1] = number
         found[#found + 1] = names
       end
     end

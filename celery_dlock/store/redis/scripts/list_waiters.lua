@@ -33,16 +33,16 @@ for _, one in ipairs(... or {lock}) do
   end
 end
 local ranked = redis.call('ZRANGEBYSCORE', waiting, '0', '+inf', 'WITHSCORES', 'LIMIT', '0', limit)
-for place = 1, #ranked, 2 do
-  add_waiter(ranked[place], ranked[place + 1], 'waiting', '0')
+for index = 1, #ranked, 2 do
+  add_waiter(ranked[index], ranked[index + 1], 'waiting', '0')
 end
 -- These get the lock after all others: a free lock is granted to a waiter that is due.
 local later = redis.call('ZRANGE', delayed, '0', limit - 1, 'WITHSCORES')
-for place = 1, #later, 2 do
-  local identity = later[place]
+for index = 1, #later, 2 do
+  local identity = later[index]
   local rank, tries, replaced_by = unpack(
     redis.call('HMGET', messages, identity .. ':rank', identity .. ':tries', identity .. ':replaced_by'))
   local state = replaced_by and 'replaced' or (identity == newest and not tries) and 'debounced' or 'delayed'
-  add_waiter(identity, rank or '0', state, later[place + 1])
+  add_waiter(identity, rank or '0', state, later[index + 1])
 end
 return answer

@@ -23,7 +23,7 @@
 --   The lost grant is an identity. A second copy of the command does not name it.
 --   The dead letter is an identity, followed by " foreign" if no worker of its broker published it
 
--- @include time acquisition wake message grant ended_grant dead_letter expiry full_memory parked_rank places
+-- @include time acquisition wake message grant ended_grant dead_letter expiry full_memory parked_rank restore_places
 
 local found = redis.call('HMGET', lock, 'acq', 'due', 'granter', 'published', 'identity', 'rank', 'since',
                          'dead_letter', 'foreign', 'notify')

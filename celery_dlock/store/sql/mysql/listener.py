@@ -35,25 +35,25 @@ class Listener(PollingListener):
         sql, key = self._sql, self._key
         with self._pool.lent() as connection:
             # The lock of the row orders this call and a release: the later one sees the earlier one.
-            _, _, kept, place, _ = connection.run(
+            _, _, kept, added, _ = connection.run(
                 (sql.begin, ()), (sql.make, (key,)), (sql.take_wake, (key,)), (sql.begin_to_wait, (key, ALIVE_US)),
                 ("COMMIT", ()),
             )  # fmt: skip
         if not kept.changed:
-            return place.number
-        self._end(place.number)
+            return added.number
+        self._end(added.number)
         return None
 
-    def _look(self, place: int, *, say: bool) -> bool:
-        sql, call = self._sql, (self._key, place)
+    def _look(self, number: int, *, say: bool) -> bool:
+        sql, call = self._sql, (self._key, number)
         with self._pool.lent() as connection:
             if say:
                 connection.ask(sql.still_waits, (ALIVE_US, *call))
             found = connection.ask(sql.waits, call).rows
         return not found or bool(found[0][0])
 
-    def _end(self, place: int) -> bool:
-        sql, call = self._sql, (self._key, place)
+    def _end(self, number: int) -> bool:
+        sql, call = self._sql, (self._key, number)
         with suppress(StoreUnavailable), self._pool.lent() as connection:
             found = connection.run((sql.begin, ()), (sql.waits_locked, call), (sql.end_to_wait, call), ("COMMIT", ()))
             return bool(found[1].rows and found[1].rows[0][0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from ....errors import StoreNotReady
@@ -32,6 +31,9 @@ class MySQLMigrator(Migrator):
     def text(self) -> str:
         return "\n".join(f"-- {one.name}\n{one.sql}" for one in migrations("mysql"))
 
+    def statements(self, version: int) -> list[str]:
+        return next(migrations("mysql", after=version - 1)).statements
+
     def check(self) -> None:
         with self._pool.bare() as connection:
             check_version(self._version(connection))
@@ -46,7 +48,7 @@ class MySQLMigrator(Migrator):
                 raise StoreNotReady(f"another migration has been running for {_WAIT_SECONDS} s")
             done = list(migrations("mysql", after=self._version(connection)))
             for one in done:
-                for statement in _statements(one.sql):
+                for statement in one.statements:
                     connection.ask(statement)
             check_version(self._version(connection))
         return [one.name for one in done]
@@ -62,11 +64,3 @@ class MySQLMigrator(Migrator):
             return 0
         found = connection.ask("SELECT v FROM dlock_meta WHERE k = 'schema_version'").rows
         return int(found[0][0]) if found else 0
-
-
-def _statements(sql: str) -> Iterator[str]:
-    """Yield the statements of a file. No comment and no value contains a semicolon."""
-    lines = [line for line in sql.splitlines() if not line.startswith("--")]
-    for statement in "\n".join(lines).split(";"):
-        if statement.strip():
-            yield statement

@@ -128,11 +128,11 @@ class Statements:
     #: The earliest names of each bucket.
     due = (
         "SELECT name, rest, @began FROM (SELECT name, rest, sweep_us,"
-        " ROW_NUMBER() OVER (PARTITION BY SUBSTR(name, %(place)s, 3) ORDER BY sweep_us) AS number"
+        " ROW_NUMBER() OVER (PARTITION BY SUBSTR(name, %(bucket_at)s, 3) ORDER BY sweep_us) AS number"
         " FROM dlock_name WHERE sweep_us <= @began + %(within_us)s AND name > %(start)s AND name < %(end)s"
-        " AND SUBSTR(name, %(place)s, 3) IN %(buckets)s) AS n WHERE number <= %(most)s ORDER BY sweep_us"
+        " AND SUBSTR(name, %(bucket_at)s, 3) IN %(buckets)s) AS n WHERE number <= %(most)s ORDER BY sweep_us"
     )
-    # Places behind a place: a name and a detail.
+    # Entries behind a cursor: a name and a detail.
     names = (
         "SELECT name, '' FROM (SELECT name FROM dlock_name WHERE (owner IS NOT NULL OR rest IS NOT NULL)"
         " AND name > %(name)s AND name < %(end)s ORDER BY name LIMIT %(most)s) AS n"

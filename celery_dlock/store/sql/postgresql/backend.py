@@ -134,7 +134,7 @@ class PostgreSQLBackend(SQLBackend):
         names, owners, lives, _ = map(list, zip(*leases, strict=True))
         with self.pool.lent(within) as connection:
             renewed = connection.execute(self.sql.renew, (names, owners, lives)).fetchall()
-        return [leases[place - 1].number for (place,) in renewed]
+        return [leases[number - 1].number for (number,) in renewed]
 
 
 def _written(user: UserTransaction, statement: str, values: tuple[Any, ...]) -> Any:

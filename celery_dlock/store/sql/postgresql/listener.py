@@ -40,24 +40,24 @@ class Listener(PollingListener):
             connection.execute(self._sql.begin)
             connection.execute(self._sql.lock, (self._key,))
             kept = connection.execute(self._sql.take_wake, (self._key,))
-            place = connection.execute(self._sql.begin_to_wait, (self._key, ALIVE_US))
+            added = connection.execute(self._sql.begin_to_wait, (self._key, ALIVE_US))
             connection.execute("COMMIT")
-        number = int(place.fetchall()[0][0])
+        number = int(added.fetchall()[0][0])
         if kept.fetchone() is None:
             return number
         self._end(number)
         return None
 
-    def _look(self, place: int, *, say: bool) -> bool:
+    def _look(self, number: int, *, say: bool) -> bool:
         with self._pool.lent() as connection:
             if say:
-                found = connection.execute(self._sql.still_waits, (ALIVE_US, place)).fetchone()
+                found = connection.execute(self._sql.still_waits, (ALIVE_US, number)).fetchone()
             else:
-                found = connection.execute(self._sql.waits, (place,)).fetchone()
+                found = connection.execute(self._sql.waits, (number,)).fetchone()
         return found is None or bool(found[0])
 
-    def _end(self, place: int) -> bool:
+    def _end(self, number: int) -> bool:
         with suppress(StoreUnavailable), self._pool.lent() as connection:
-            found = connection.execute(self._sql.end_to_wait, (place,)).fetchone()
+            found = connection.execute(self._sql.end_to_wait, (number,)).fetchone()
             return found is not None and bool(found[0])
         return False

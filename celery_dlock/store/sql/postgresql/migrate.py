@@ -23,11 +23,17 @@ class PostgreSQLMigrator(Migrator):
     def __init__(self, location: StoreLocation, timeout: float) -> None:
         self._pool = ConnectionPool(location, timeout)
         self._schema = self._pool.schema
+        create = [] if self._schema == "public" else [f'CREATE SCHEMA IF NOT EXISTS "{self._schema}"']
+        self._start = [*create, f'SET LOCAL search_path TO "{self._schema}"']
 
     def text(self) -> str:
-        start = "" if self._schema == "public" else f'CREATE SCHEMA IF NOT EXISTS "{self._schema}";\n'
+        start = "".join(f"{statement};\n" for statement in self._start)
         files = "\n".join(f"-- {one.name}\n{one.sql}" for one in migrations("postgresql"))
-        return f'BEGIN;\n{start}SET LOCAL search_path TO "{self._schema}";\n\n{files}\nCOMMIT;\n'
+        return f"BEGIN;\n{start}\n{files}\nCOMMIT;\n"
+
+    def statements(self, version: int) -> list[str]:
+        one = next(migrations("postgresql", after=version - 1))
+        return [*self._start, *one.statements, "SET LOCAL search_path TO DEFAULT"]
 
     def check(self) -> None:
         with self._pool.bare() as connection:

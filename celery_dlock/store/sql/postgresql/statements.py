@@ -145,12 +145,12 @@ class Statements:
     #: The earliest names of each bucket.
     due = (
         "SELECT name, rest, (SELECT @us) FROM (SELECT name, rest, sweep_us,"
-        " row_number() OVER (PARTITION BY substr(name, a.place, 3) ORDER BY sweep_us) AS number"
-        " FROM @.dlock_name, (SELECT %(place)s::int AS place, %(buckets)s::text[] AS buckets) AS a"
+        " row_number() OVER (PARTITION BY substr(name, a.bucket_at, 3) ORDER BY sweep_us) AS number"
+        " FROM @.dlock_name, (SELECT %(bucket_at)s::int AS bucket_at, %(buckets)s::text[] AS buckets) AS a"
         " WHERE sweep_us <= (SELECT @us) + %(within_us)s::bigint AND name > %(start)s AND name < %(end)s"
-        " AND substr(name, a.place, 3) = ANY (a.buckets)) AS n WHERE number <= %(most)s::bigint ORDER BY sweep_us"
+        " AND substr(name, a.bucket_at, 3) = ANY (a.buckets)) AS n WHERE number <= %(most)s::bigint ORDER BY sweep_us"
     )
-    # Places behind a place: a name and a detail.
+    # Entries behind a cursor: a name and a detail.
     names = (
         "SELECT name, '' FROM (SELECT name FROM @.dlock_name WHERE (owner IS NOT NULL OR rest IS NOT NULL)"
         " AND name > %(name)s AND name < %(end)s ORDER BY name LIMIT %(most)s::bigint) AS n"

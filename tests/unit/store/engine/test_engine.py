@@ -196,7 +196,7 @@ def test_rule_sees_its_own_changes_of_the_waiters(
 
 
 class PlainReplyLost(MemoryBackend):
-    """Its fast paths lose their first reply: before they have done it, or after it."""
+    """Its plain paths lose their first reply: before they have done it, or after it."""
 
     carried_out = False
     lost = False

@@ -8,9 +8,9 @@
 
 -- @include acquisition holder_kind wake expiry seats/common seats/choose
 
-local place = related_seat() or free_seat() or busiest_seat()
-lock = seat_key(place)
-used_places = math.max(used_places, place + 1)
+local number = related_seat() or free_seat() or busiest_seat()
+lock = seat_key(number)
+used_seats = math.max(used_seats, number + 1)
 local reply = on_seat()
 keep_record()
-return with_seat(reply, place)
+return with_seat(reply, number)

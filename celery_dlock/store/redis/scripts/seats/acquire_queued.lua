@@ -10,17 +10,17 @@
 
 -- Grant the free seats to waiters. If the limit has grown, or a lease has expired, a seat is free although calls wait.
 local function grant_free_seats()
-  for place = 0, allowed - 1 do
+  for number = 0, allowed - 1 do
     -- Name another granter: a second copy of this command must find only the grant that on_seat() makes.
-    if not taken[place] and not grant_for_sweep(place, 'sweep') then
+    if not taken[number] and not grant_for_sweep(number, 'sweep') then
       return
     end
   end
 end
 
 -- A second copy of this command finds the grant that the first one made.
-local place = related_seat() or seat_of(acquisition) or free_seat() or busiest_seat()
-lock = seat_key(place)
+local number = related_seat() or seat_of(acquisition) or free_seat() or busiest_seat()
+lock = seat_key(number)
 local reply = on_seat()
 if type(reply) == 'table' and reply[1] == 'parked' and reply[4] == '' then
   -- The first copy of this command may have granted one seat to another waiter, and one to this message itself.
@@ -31,13 +31,13 @@ if type(reply) == 'table' and reply[1] == 'parked' and reply[4] == '' then
   end
 end
 if redis.call('EXISTS', lock) == 1 then
-  taken[place] = taken[place] or {acq = acquisition, identity = identity}
-  used_places = math.max(used_places, place + 1)
+  taken[number] = taken[number] or {acq = acquisition, identity = identity}
+  used_seats = math.max(used_seats, number + 1)
 else
-  taken[place] = nil -- a finished message has given its grant back, and no call was next
+  taken[number] = nil -- a finished message has given its grant back, and no call was next
 end
 if has_waiters() then
-  for other = 0, places - 1 do
+  for other = 0, seat_count - 1 do
     if taken[other] then
       -- A release under another policy reads this field.
       redis.call('HSET', seat_key(other), 'has_waiters', '1')
@@ -47,4 +47,4 @@ if has_waiters() then
 end
 keep_earlier_due()
 keep_record()
-return with_seat(reply, place)
+return with_seat(reply, number)

@@ -22,35 +22,35 @@ local LIMIT_S, RECORD_MS, MOST_SEATS = 60, '86400000', 100
 
 local first_lock = lock
 local clock_s, own_limit = tonumber(redis.call('TIME')[1]), tonumber(seat_limit)
-local allowed, seen_s, places = string.match(redis.call('MGET', seats)[1] or '', '^(%d+) (%d+) (%d+)$')
-allowed, seen_s, places = tonumber(allowed or '1'), tonumber(seen_s or '0'), tonumber(places or '1')
+local allowed, seen_s, seat_count = string.match(redis.call('MGET', seats)[1] or '', '^(%d+) (%d+) (%d+)$')
+allowed, seen_s, seat_count = tonumber(allowed or '1'), tonumber(seen_s or '0'), tonumber(seat_count or '1')
 if own_limit >= allowed or (own_limit > 0 and clock_s - seen_s > LIMIT_S) then
   allowed, seen_s = own_limit, clock_s
 end
 -- If the clock went back, the stored time is later than now, and the larger limit would not run out.
 seen_s = math.min(seen_s, clock_s)
-places = math.min(math.max(places, allowed), MOST_SEATS)
+seat_count = math.min(math.max(seat_count, allowed), MOST_SEATS)
 
-local function seat_key(place)
-  return place == 0 and first_lock or first_lock .. ':' .. place
+local function seat_key(number)
+  return number == 0 and first_lock or first_lock .. ':' .. number
 end
 
 -- The fields of each seat that is not free, by its number.
-local taken, used_places = {}, 0
-for place = 0, places - 1 do
-  local fields = redis.call('HMGET', seat_key(place), 'acq', 'identity', 'granter', 'published', 'reserved_for')
+local taken, used_seats = {}, 0
+for number = 0, seat_count - 1 do
+  local fields = redis.call('HMGET', seat_key(number), 'acq', 'identity', 'granter', 'published', 'reserved_for')
   if fields[1] then
-    taken[place] = {acq = fields[1], identity = fields[2], granter = fields[3], published = fields[4],
+    taken[number] = {acq = fields[1], identity = fields[2], granter = fields[3], published = fields[4],
                     reserved_for = fields[5]}
-    used_places = place + 1
+    used_seats = number + 1
   end
 end
 
 -- Return the first seat whose fields match; nil if there is none.
 local function seat_where(matches)
-  for place = 0, places - 1 do
-    if taken[place] and matches(taken[place]) then
-      return place
+  for number = 0, seat_count - 1 do
+    if taken[number] and matches(taken[number]) then
+      return number
     end
   end
 end
@@ -68,6 +68,6 @@ end
 -- Write the record. Call this after the writes of on_seat(): if the server's memory is full, it refuses SET unless the
 -- script has written before. A refusal must not undo the rest.
 local function keep_record()
-  local record = string.format('%d %d %d', allowed, seen_s, math.max(allowed, used_places))
+  local record = string.format('%d %d %d', allowed, seen_s, math.max(allowed, used_seats))
   redis.pcall('SET', seats, record, 'PX', RECORD_MS)
 end

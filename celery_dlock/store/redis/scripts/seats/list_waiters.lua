@@ -7,7 +7,7 @@
 -- @include seats/common
 
 local locks = {}
-for place = 0, places - 1 do
-  locks[place + 1] = seat_key(place)
+for number = 0, seat_count - 1 do
+  locks[number + 1] = seat_key(number)
 end
 return on_seat(locks)

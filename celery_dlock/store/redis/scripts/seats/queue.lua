@@ -17,10 +17,10 @@ end
 
 -- If a seat above the limit was granted, take the grant back: its waiter waits at its rank again. Return whether a
 -- grant was taken back. If the waiter's message was published already, it finds itself queued.
-local function take_back_grant(place)
-  local key = seat_key(place)
+local function take_back_grant(number)
+  local key = seat_key(number)
   local rank, waiter, due = unpack(redis.call('HMGET', key, 'rank', 'identity', 'due'))
-  if place < allowed or not due then
+  if number < allowed or not due then
     return false
   end
   redis.call('ZADD', waiting, rank, waiter)
@@ -31,15 +31,15 @@ end
 
 -- Grant a free seat. No reply names this grant, so it is due at once, and a sweep publishes the waiter's message.
 -- Return the waiter or nil.
-local function grant_for_sweep(place, granter)
-  lock = seat_key(place)
+local function grant_for_sweep(number, granter)
+  lock = seat_key(number)
   local now = server_time_us()
   local waiter = grant_next(now, granter)
   if waiter then
     redis.call('HSET', lock, 'due', decimal(now))
     earlier_due = decimal(now)
-    taken[place] = {acq = GRANT .. waiter, identity = waiter, granter = granter}
-    used_places = math.max(used_places, place + 1)
+    taken[number] = {acq = GRANT .. waiter, identity = waiter, granter = granter}
+    used_seats = math.max(used_seats, number + 1)
   end
   return waiter
 end

@@ -7,15 +7,15 @@
 
 -- @include time acquisition full_memory message grant seats/common seats/queue
 
-local place = seat_of(acquisition) or
+local number = seat_of(acquisition) or
   (identity ~= '' and seat_where(function(seat) return seat.acq == GRANT .. identity end)) or 0
-lock = seat_key(place)
+lock = seat_key(number)
 begin_writing()
-if taken[place] and taken[place].acq == acquisition and has_waiters() then
+if taken[number] and taken[number].acq == acquisition and has_waiters() then
   redis.call('HSET', lock, 'has_waiters', '1')
 end
 local reply = on_seat()
-if take_back_grant(place) and type(reply) == 'table' then
+if take_back_grant(number) and type(reply) == 'table' then
   reply[2], reply[3], reply[4] = '', '', ''
 end
 keep_earlier_due()

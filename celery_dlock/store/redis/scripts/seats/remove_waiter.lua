@@ -11,11 +11,11 @@ local function concerns_this(seat)
   return seat.identity == identity
 end
 
-local place = seat_where(function(seat) return concerns_this(seat) and kind_of(seat.acq) ~= 'grant' end) or
+local number = seat_where(function(seat) return concerns_this(seat) and kind_of(seat.acq) ~= 'grant' end) or
   seat_where(concerns_this) or granted_seat(granter) or 0
-lock = seat_key(place)
+lock = seat_key(number)
 local reply = on_seat()
-if take_back_grant(place) then
+if take_back_grant(number) then
   reply = {reply[1], '', '', ''}
 end
 keep_earlier_due()

@@ -5,10 +5,10 @@
 -- seats/common has its keys and arguments.
 -- @reply as sweep  about that seat
 
--- @include time acquisition holder_kind message grant seats/common seats/queue full_memory parked_rank places
+-- @include time acquisition holder_kind message grant seats/common seats/queue full_memory parked_rank restore_places
 
 -- Another seat may have become free since the first copy of this command. It must not hide the grant of the first copy.
-local first_place = granted_seat(granter) or 0
+local first_seat = granted_seat(granter) or 0
 -- While the index has this score, the seat has no time for its next sweep. If the script stops, the name is due at once.
 local UNSET = '1'
 begin_writing()
@@ -19,15 +19,15 @@ end
 restore_places(server_time_us(), granted)
 
 local next_due, reply
-for offset = 0, places - 1 do
-  local place = (first_place + offset) % places
-  lock = seat_key(place)
+for offset = 0, seat_count - 1 do
+  local number = (first_seat + offset) % seat_count
+  lock = seat_key(number)
   redis.call('ZADD', queues, UNSET, lock_name)
   reply = {'', '', '', '', ''}
-  if place < allowed then
+  if number < allowed then
     reply = on_seat(true)
-  elseif taken[place] and tonumber(redis.call('HGET', lock, 'due') or server_time_us() + 1) <= server_time_us() then
-    take_back_grant(place)
+  elseif taken[number] and tonumber(redis.call('HGET', lock, 'due') or server_time_us() + 1) <= server_time_us() then
+    take_back_grant(number)
   end
   local due = redis.call('ZSCORE', queues, lock_name)
   if due and due ~= UNSET and (not next_due or tonumber(due) < tonumber(next_due)) then

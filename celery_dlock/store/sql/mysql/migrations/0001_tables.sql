@@ -1,6 +1,6 @@
 -- The tables of celery-dlock. Times are microseconds since the epoch, by the server's clock.
 -- A name is the prefix of the app, the bucket as three hexadecimal digits, and the lock name, with colons between them.
--- All texts are binary: a collation would make two names equal. Each statement may run again after a failed migration.
+-- All texts are binary: a collation would make two names equal. Each statement may run again on tables that exist.
 
 CREATE TABLE IF NOT EXISTS dlock_meta (
     k varbinary(40) PRIMARY KEY,
@@ -63,4 +63,4 @@ CREATE TABLE IF NOT EXISTS dlock_call (
 ) ENGINE = InnoDB;
 
 INSERT INTO dlock_meta (k, v) VALUES ('token_floor', 0) ON DUPLICATE KEY UPDATE v = v;
-INSERT INTO dlock_meta (k, v) VALUES ('schema_version', 1) ON DUPLICATE KEY UPDATE v = 1;
+INSERT INTO dlock_meta (k, v) VALUES ('schema_version', 1) ON DUPLICATE KEY UPDATE v = v;

@@ -1,7 +1,8 @@
 -- The tables of celery-dlock. Times are microseconds since the epoch, by the server's clock.
 -- A name is the prefix of the app, the bucket as three hexadecimal digits, and the lock name, with colons between them.
+-- Each statement may run again on tables that exist.
 
-CREATE TABLE dlock_meta (
+CREATE TABLE IF NOT EXISTS dlock_meta (
     k text COLLATE "C" PRIMARY KEY,
     v bigint NOT NULL
 );
@@ -9,7 +10,7 @@ CREATE TABLE dlock_meta (
 -- One row for each lock name. If rest is null, the name has nothing but a plain lock, or none (owner is null).
 -- Each page keeps free space, and no index has a column that an acquire or a release changes. So an update finds room
 -- in the page of its row, and touches no index (HOT).
-CREATE TABLE dlock_name (
+CREATE TABLE IF NOT EXISTS dlock_name (
     name text COLLATE "C" PRIMARY KEY,
     owner text COLLATE "C",
     until_us bigint NOT NULL DEFAULT 0,
@@ -26,10 +27,10 @@ CREATE TABLE dlock_name (
     autovacuum_vacuum_threshold = 200,
     autovacuum_vacuum_cost_delay = 0
 );
-CREATE INDEX dlock_name_sweep ON dlock_name (sweep_us) WHERE sweep_us IS NOT NULL;
+CREATE INDEX IF NOT EXISTS dlock_name_sweep ON dlock_name (sweep_us) WHERE sweep_us IS NOT NULL;
 
 -- Parked messages and dead letters.
-CREATE TABLE dlock_waiter (
+CREATE TABLE IF NOT EXISTS dlock_waiter (
     name text COLLATE "C",
     identity text COLLATE "C",
     waiting bigint,
@@ -40,12 +41,12 @@ CREATE TABLE dlock_waiter (
     facts text NOT NULL,
     PRIMARY KEY (name, identity)
 );
-CREATE INDEX dlock_waiter_waiting ON dlock_waiter (name, waiting, identity) WHERE waiting IS NOT NULL;
-CREATE INDEX dlock_waiter_delayed ON dlock_waiter (name, delayed, identity) WHERE delayed IS NOT NULL;
-CREATE INDEX dlock_waiter_dead ON dlock_waiter (name, identity) WHERE shown;
+CREATE INDEX IF NOT EXISTS dlock_waiter_waiting ON dlock_waiter (name, waiting, identity) WHERE waiting IS NOT NULL;
+CREATE INDEX IF NOT EXISTS dlock_waiter_delayed ON dlock_waiter (name, delayed, identity) WHERE delayed IS NOT NULL;
+CREATE INDEX IF NOT EXISTS dlock_waiter_dead ON dlock_waiter (name, identity) WHERE shown;
 
 -- Done marks, tombstones, run marks, and the records of workers.
-CREATE TABLE dlock_mark (
+CREATE TABLE IF NOT EXISTS dlock_mark (
     name text COLLATE "C",
     kind text COLLATE "C",
     key text COLLATE "C",
@@ -53,12 +54,12 @@ CREATE TABLE dlock_mark (
     until_us bigint NOT NULL,
     PRIMARY KEY (name, kind, key)
 );
-CREATE INDEX dlock_mark_until ON dlock_mark (until_us);
-CREATE INDEX dlock_mark_run ON dlock_mark (name, key) WHERE kind = 'run';
+CREATE INDEX IF NOT EXISTS dlock_mark_until ON dlock_mark (until_us);
+CREATE INDEX IF NOT EXISTS dlock_mark_run ON dlock_mark (name, key) WHERE kind = 'run';
 
 -- One row for each fencing token with which a body has guarded a transaction of its own. That transaction locks the row.
 -- The lock of the name itself would block the renewals of the lease.
-CREATE TABLE dlock_guard (
+CREATE TABLE IF NOT EXISTS dlock_guard (
     name text COLLATE "C",
     token bigint,
     at_us bigint NOT NULL,
@@ -66,14 +67,15 @@ CREATE TABLE dlock_guard (
 );
 
 -- Calls that wait for a release, each until its process has not asked for a few seconds.
-CREATE TABLE dlock_call (
+CREATE TABLE IF NOT EXISTS dlock_call (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text COLLATE "C" NOT NULL,
     until_us bigint NOT NULL,
     woken boolean NOT NULL DEFAULT false
 );
-CREATE INDEX dlock_call_line ON dlock_call (name, id);
+CREATE INDEX IF NOT EXISTS dlock_call_line ON dlock_call (name, id);
 
 INSERT INTO dlock_meta (k, v) VALUES ('schema_version', 1), ('token_floor', 0),
     -- Tells these tables from those of another database.
-    ('store_id', ('x' || left(md5(random()::text || clock_timestamp()::text), 15))::bit(60)::bigint);
+    ('store_id', ('x' || left(md5(random()::text || clock_timestamp()::text), 15))::bit(60)::bigint)
+    ON CONFLICT DO NOTHING;

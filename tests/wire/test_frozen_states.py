@@ -40,11 +40,11 @@ from tests.wire.states import (
     write_states,
 )
 
-SAMPLES: Final = sorted((Path(__file__).parent / "samples").glob("wire-*.json"))
+FROZEN: Final = sorted((Path(__file__).parent / "frozen").glob("wire-*.json"))
 CASES: Final = [
-    pytest.param(sample, state, id=f"{sample.stem}-{state}")
-    for sample in SAMPLES
-    for state in json.loads(sample.read_text())["states"]
+    pytest.param(frozen, state, id=f"{frozen.stem}-{state}")
+    for frozen in FROZEN
+    for state in json.loads(frozen.read_text())["states"]
 ]
 
 
@@ -128,13 +128,13 @@ NEXT: Final[dict[str, tuple[Callable[[OperatorStore, LockName], Any], Any]]] = {
 
 
 @pytest.mark.invariant("old-wire-is-understood")
-@pytest.mark.parametrize(("sample", "state"), CASES)
-def test_state_that_an_earlier_version_wrote_is_understood(server: Server, sample: Path, state: str) -> None:
+@pytest.mark.parametrize(("frozen", "state"), CASES)
+def test_state_that_an_earlier_version_wrote_is_understood(server: Server, frozen: Path, state: str) -> None:
     name, _ = STATES[state]
     ask, expected = NEXT[state]
     with server.client() as client, closing(operator_store(server)) as store:
         client.flushdb()
-        thaw(client, json.loads(sample.read_text())["states"][state])
+        thaw(client, json.loads(frozen.read_text())["states"][state])
         assert ask(store, name) == expected
 
 
@@ -148,19 +148,19 @@ def shape(written: Any) -> str:
 @pytest.mark.invariant("old-wire-is-understood")
 def test_this_version_writes_the_wire_that_is_frozen_for_it(server: Server) -> None:
     """If it fails, the wire has changed: raise ``WIRE_VERSION``, and freeze the new wire beside the old."""
-    sample = json.loads((Path(__file__).parent / "samples" / f"wire-{WIRE_VERSION}.json").read_text())
-    assert sample["wire"] == WIRE_VERSION
+    frozen = json.loads((Path(__file__).parent / "frozen" / f"wire-{WIRE_VERSION}.json").read_text())
+    assert frozen["wire"] == WIRE_VERSION
     written = write_states(server)
-    assert written.keys() == sample["states"].keys() == NEXT.keys()
-    for state, keys in sample["states"].items():
+    assert written.keys() == frozen["states"].keys() == NEXT.keys()
+    for state, keys in frozen["states"].items():
         assert shape(written[state]) == shape(keys), state
-    assert shape(write_messages()) == shape(sample["messages"])
+    assert shape(write_messages()) == shape(frozen["messages"])
 
 
 @pytest.mark.invariant("old-wire-is-understood")
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
-def test_header_and_record_that_an_earlier_version_wrote_are_understood(sample: Path) -> None:
-    messages = json.loads(sample.read_text())["messages"]
+@pytest.mark.parametrize("frozen", FROZEN, ids=lambda frozen: frozen.stem)
+def test_header_and_record_that_an_earlier_version_wrote_are_understood(frozen: Path) -> None:
+    messages = json.loads(frozen.read_text())["messages"]
     identity = Identity("id1", 1)
     ranked = RepublishHeader.of(messages["ranked"], identity)
     assert ranked == RepublishHeader(RANK_US, 3, "7", 0, redelivered=True)

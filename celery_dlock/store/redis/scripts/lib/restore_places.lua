@@ -1,4 +1,4 @@
--- lib/places: give its place back to a message that has none.
+-- lib/restore_places: give its place back to a message that has none.
 -- @uses waiting messages delayed
 -- @after time parked_rank
 --
