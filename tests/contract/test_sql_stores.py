@@ -146,3 +146,40 @@ def test_removal_that_has_to_wait_for_another_transaction_does_not_stop_the_swee
             run(f"SELECT v FROM {table} WHERE k = 'token_floor' FOR UPDATE")
             assert store.list_due_queues([NAME.bucket], 10, within=1e6) == [NAME]
             run("ROLLBACK")
+
+
+@pytest.mark.invariant("tokens-never-decrease")
+def test_tokens_do_not_go_back_while_unused_rows_are_removed(url: str) -> None:
+    """Rows count as unused at once here, so a removal often meets an acquire of the same name."""
+    tokens: dict[LockName, list[int]] = {NAME: [], OTHER: []}
+    removed: list[int] = []
+    ended = threading.Event()
+
+    def remove(store: EngineStore) -> None:
+        backend: Any = store.backend
+        while not ended.is_set():
+            execute(store, "UPDATE dlock_name SET since_us = since_us - 601000000 WHERE owner IS NULL")
+            before = execute(store, "SELECT COUNT(*) FROM dlock_name")[0][0]
+            backend._remove(backend._start)  # without its pause of a second
+            removed.append(before - execute(store, "SELECT COUNT(*) FROM dlock_name")[0][0])
+
+    def work(store: EngineStore, number: int) -> None:
+        for step in range(150):
+            name, acquisition = (NAME, OTHER)[step % 2], f"o{number}.{step}"
+            got = store.acquire(name, acquisition, 60_000, request_of(f"t{number}"))
+            if isinstance(got, Acquired):
+                tokens[name].append(got.token)
+                assert store.release(name, acquisition, ReleaseRequest()).ours
+
+    with closing(open_store([StoreLocation.of(url)], timeout=10, prefix="dlock")) as store:
+        assert isinstance(store, EngineStore)
+        remover = threading.Thread(target=remove, args=(store,))
+        workers = [threading.Thread(target=work, args=(store, number)) for number in range(2)]
+        for each in (remover, *workers):
+            each.start()
+        for each in workers:
+            each.join()
+        ended.set()
+        remover.join()
+    assert any(count > 0 for count in removed)
+    assert all(of_name == sorted(set(of_name)) and of_name for of_name in tokens.values())
