@@ -150,36 +150,39 @@ def test_removal_that_has_to_wait_for_another_transaction_does_not_stop_the_swee
 
 @pytest.mark.invariant("tokens-never-decrease")
 def test_tokens_do_not_go_back_while_unused_rows_are_removed(url: str) -> None:
-    """Rows count as unused at once here, so a removal often meets an acquire of the same name."""
-    tokens: dict[LockName, list[int]] = {NAME: [], OTHER: []}
-    removed: list[int] = []
-    ended = threading.Event()
-
-    def remove(store: EngineStore) -> None:
-        backend: Any = store.backend
-        while not ended.is_set():
-            execute(store, "UPDATE dlock_name SET since_us = since_us - 601000000 WHERE owner IS NULL")
-            before = execute(store, "SELECT COUNT(*) FROM dlock_name")[0][0]
-            backend._remove(backend._start)  # without its pause of a second
-            removed.append(before - execute(store, "SELECT COUNT(*) FROM dlock_name")[0][0])
+    """In each round, the row counts as unused. Two acquires meet its removal."""
+    rounds, tokens = 100, [1 << 62]
+    together = threading.Barrier(3)
 
     def work(store: EngineStore, number: int) -> None:
-        for step in range(150):
-            name, acquisition = (NAME, OTHER)[step % 2], f"o{number}.{step}"
-            got = store.acquire(name, acquisition, 60_000, request_of(f"t{number}"))
+        for step in range(rounds):
+            acquisition = f"o{number}.{step}"
+            together.wait(30)
+            got = store.acquire(NAME, acquisition, 60_000, request_of(f"t{number}"))
             if isinstance(got, Acquired):
-                tokens[name].append(got.token)
-                assert store.release(name, acquisition, ReleaseRequest()).ours
+                tokens.append(got.token)
+                assert store.release(NAME, acquisition, ReleaseRequest()).ours
+            together.wait(30)
 
     with closing(open_store([StoreLocation.of(url)], timeout=10, prefix="dlock")) as store:
         assert isinstance(store, EngineStore)
-        remover = threading.Thread(target=remove, args=(store,))
+        backend: Any = store.backend
+        store.acquire(NAME, "first.1", TTL, request_of())
+        store.release(NAME, "first.1", ReleaseRequest())
+        # Ahead of the clock, which would hide a token that went back.
+        execute(store, "UPDATE dlock_name SET token = %s", tokens[0])
         workers = [threading.Thread(target=work, args=(store, number)) for number in range(2)]
-        for each in (remover, *workers):
+        for each in workers:
             each.start()
+        for _ in range(rounds):
+            execute(store, "UPDATE dlock_name SET since_us = since_us - 601000000")
+            together.wait(30)
+            backend._remove(backend._start)  # without its pause of a second
+            together.wait(30)
         for each in workers:
             each.join()
-        ended.set()
-        remover.join()
-    assert any(count > 0 for count in removed)
-    assert all(of_name == sorted(set(of_name)) and of_name for of_name in tokens.values())
+        # Only a removal raises it.
+        ((floor,),) = execute(store, "SELECT v FROM dlock_meta WHERE k = 'token_floor'")
+    assert floor > tokens[0]
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) > rounds
