@@ -160,6 +160,8 @@ test-servers: .venv/.ready
 	tools/install-servers
 	.venv/$(INSTALL) --no-deps --require-hashes -r requirements/browser.txt
 	$(RUN) $(BIN)/python -q -m 'servers and not slow'
+	for store in postgresql mysql; do \
+	$(MAKE) --no-print-directory worker-tests STORE=$$store WORKER_TESTS='$(SOME_WORKER_TESTS)' || exit 1; done
 	$(MAKE) --no-print-directory test-slow SLOW=slow
 
 # Each test goes to a process that is free, in the order of tests/conftest.py: the longest ones are alone in their files.
@@ -169,9 +171,12 @@ test-slow: .venv/.ready
 	$(RUN) $(BIN)/python $(PYTEST) -q -m '$(SLOW)'
 
 # The tests marked `core` of real workers, with the locks in a database.
+WORKER_TESTS = tests/worker
+# Those of them that `make test-servers` runs: each ending, each policy, the order of the queue.
+SOME_WORKER_TESTS = tests/worker/locking/test_endings.py tests/worker/locking/test_policies.py tests/worker/queue/test_queue_order.py
 worker-tests: .venv/.ready
 	tools/install-servers $(PACKAGE_$(STORE))
-	DLOCK_TEST_STORE=$(STORE) $(RUN) $(BIN)/python $(PYTEST) -q -m 'core and not slow and not servers' tests/worker
+	DLOCK_TEST_STORE=$(STORE) $(RUN) $(BIN)/python $(PYTEST) -q -m 'core and not slow and not servers' $(WORKER_TESTS)
 
 # The proof of a backend of the engine: contract, random histories and stateful tests, three ways.
 BACKEND = memory

@@ -47,7 +47,7 @@ DATABASES = {
     "postgresql": Database(
         "PostgreSQL",
         "postgres",
-        "initdb -D {folder}/data -U postgres -A trust -E UTF8 --no-locale",
+        "initdb -D {folder}/data -U postgres -A trust -E UTF8 --no-locale --no-sync",
         "postgres -D {folder}/data -c listen_addresses=127.0.0.1 -p {port} -k {folder}",
         "postgresql://postgres@127.0.0.1:{port}/postgres",
         signal.SIGINT,

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from example_project.demo import promises
+from example_project.demo.databases import DATABASES
 from example_project.demo.history import Fact
 from example_project.demo.ledgers import LedgerRow, ledger_rows
 from example_project.demo.verdict import Evidence, Line, Overlap, overlaps, rows
@@ -61,6 +62,15 @@ def test_every_promise_holds() -> None:
     assert explained.startswith("explain "), explained
     assert "its result is REVOKED: shop.send_receipt:" in explained, explained
     assert "exit code" not in output
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("store", list(DATABASES))
+def test_every_promise_holds_with_the_locks_in_a_database(store: str) -> None:
+    code, output = run_demo("--store", store)
+    assert code == 0, output
+    assert f"starting {DATABASES[store].name}, which keeps the locks" in output
+    assert "every promise held" in output
 
 
 @pytest.mark.slow

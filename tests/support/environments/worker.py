@@ -92,9 +92,16 @@ class TableLog(LockLog):
 
     def _listen(self) -> None:
         before: dict[str, HeldLock] = {}
+        seen: dict[str, int] = {}
         while not self._over.wait(LOOK):
+            tokens = self._tables.tokens()
             held = {lock.name: lock for lock in self._tables.held()}
             now = time.monotonic()
+            for key, token in tokens.items():
+                if token > max(seen.get(key, 0), before[key].token if key in before else 0) and key not in held:
+                    # It was taken and released between two looks.
+                    self.events += [(now, "hset", key), (now, "del", key)]
+            seen = tokens
             for key, lock in before.items():
                 if key not in held or held[key].token != lock.token:
                     # One that has not expired by what the store said last was released.
