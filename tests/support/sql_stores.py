@@ -98,7 +98,7 @@ class LockTables:
 
     def tokens(self) -> dict[str, int]:
         """Return the highest token of each row. A row stays for minutes after the release of its lock."""
-        return dict(self._ask("SELECT name, token FROM dlock_name"))  # type: ignore[arg-type]  # rows of two
+        return dict(self._ask("SELECT name, token FROM dlock_name"))
 
     def names(self) -> list[str]:
         """Return the names of the rows that have anything."""

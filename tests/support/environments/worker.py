@@ -97,23 +97,34 @@ class TableLog(LockLog):
             tokens = self._tables.tokens()
             held = {lock.name: lock for lock in self._tables.held()}
             now = time.monotonic()
-            for key, token in tokens.items():
-                if token > max(seen.get(key, 0), before[key].token if key in before else 0) and key not in held:
-                    # It was taken and released between two looks.
-                    self.events += [(now, "hset", key), (now, "del", key)]
-            seen = tokens
-            for key, lock in before.items():
-                if key not in held or held[key].token != lock.token:
-                    # One that has not expired by what the store said last was released.
-                    late = lock.left_ms - (now - self._looked) * 1000 <= 0
-                    self.events.append((now, "expired" if late else "del", key))
-            for key, lock in held.items():
-                was = before.get(key)
-                if was is None or was.token != lock.token:
-                    self.events.append((now, "hset", key))
-                elif was.until_us != lock.until_us:
-                    self.events.append((now, "expire", key))
-            before, self._looked = held, now
+            self.events += [(now, event, key) for event, key in _missed(seen, tokens, before, held)]
+            self.events += [(now, event, key) for event, key in _changes(before, held, now - self._looked)]
+            before, seen, self._looked = held, tokens, now
+
+
+def _missed(
+    seen: Mapping[str, int], tokens: Mapping[str, int], before: Mapping[str, HeldLock], held: Mapping[str, HeldLock]
+) -> Iterator[tuple[str, str]]:
+    """Yield the events of each lock that was taken and released between two looks."""
+    for key, token in tokens.items():
+        known = max(seen.get(key, 0), before[key].token if key in before else 0)
+        if token > known and key not in held:
+            yield "hset", key
+            yield "del", key
+
+
+def _changes(before: Mapping[str, HeldLock], held: Mapping[str, HeldLock], seconds: float) -> Iterator[tuple[str, str]]:
+    """Yield the other events between two looks."""
+    for key, lock in before.items():
+        if key not in held or held[key].token != lock.token:
+            # One that has not expired by what the store said last was released.
+            yield "expired" if lock.left_ms <= seconds * 1000 else "del", key
+    for key, lock in held.items():
+        was = before.get(key)
+        if was is None or was.token != lock.token:
+            yield "hset", key
+        elif was.until_us != lock.until_us:
+            yield "expire", key
 
 
 @dataclass(frozen=True)
