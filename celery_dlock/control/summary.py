@@ -56,6 +56,7 @@ class Health:
         eviction: The eviction policy of a full store; any other than ``noeviction`` can delete a lock.
         replicas: The smallest number of replicas of one of its servers; None if it is unknown.
         clock_offsets: Seconds by which the clock of each server is ahead of this host's, by its address.
+        polls: Calls that wait for a lock look whether it is free. No release can wake them.
     """
 
     up: bool
@@ -65,6 +66,7 @@ class Health:
     eviction: str = ""
     replicas: int | None = None
     clock_offsets: Mapping[str, float] = field(default_factory=dict)
+    polls: bool = False
 
 
 def counts(store: OperatorStore, each: Callable[[LockView], object]) -> Counts:
@@ -120,6 +122,7 @@ def health(store: OperatorStore, stores: Sequence[str]) -> Health:
         eviction=info.eviction,
         replicas=info.replicas,
         clock_offsets=offsets,
+        polls=info.polls,
     )
 
 

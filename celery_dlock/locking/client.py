@@ -21,7 +21,7 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..keys.lock_name import LockName
-from ..store.base import LockStore, ReleaseRequest, call_again_if_reply_lost
+from ..store.base import LineListener, LockStore, ReleaseRequest, call_again_if_reply_lost
 from ..store.circuit_breaker import CircuitBreaker, shared_states
 from ..store.holder_model import Holder
 from ..store.model import (
@@ -118,10 +118,7 @@ class LockClient:
             self.delegate_release(context)
             raise
         if isinstance(answer, Lease):
-            if self._recorder is not None and self._recorder.taken(answer):
-                self._breaker.time_next(2, self._recorder.store_took)
-            if self._listeners.want("acquired"):
-                self._tell("acquired", answer)
+            self._report_acquired(answer)
         return answer
 
     def acquire_within(
@@ -150,7 +147,13 @@ class LockClient:
         if answer is not None and not (isinstance(answer, Held | Queued) and answer.awaited):
             return answer
         ask = functools.partial(self.acquire, name, context, ttl)
-        line = Line(name, ask, self._store.release_listener(name), self._clock, self._recent_wake)
+        listener = self._store.release_listener(name)
+        wait = (
+            functools.partial(self._wait_in_line, name, context, ttl, listener)
+            if isinstance(listener, LineListener)
+            else None
+        )
+        line = Line(name, ask, listener, self._clock, self._recent_wake, wait)
         began = self._clock.monotonic()
         answer = line.wait(request, answer, timeout, while_releasing=while_releasing)
         if self._recorder is not None and isinstance(answer, Lease):
@@ -317,18 +320,57 @@ class LockClient:
                 request = self._aged(request, sent)._replace(republished=True)
                 continue
             if isinstance(answer, Acquired):
-                record.held(sent + ttl - drift_margin(ttl))
-                if not self._scan_alarm.is_watched(record, sent):
-                    self._give_back(record, context)
-                    raise StoreNotReady(f"{name} is not taken: the thread that renews leases cannot be started")
-                lease = Lease(record, answer, self._clock, self, context)
-                context.held[self, name] = lease
-                context.entered.append(lease)
-                return lease
+                return self._begin(record, context, answer, sent + ttl - drift_margin(ttl))
             self._forget_refused(record, context, answer)
             if not isinstance(answer, Tombstoned):
                 return answer
         raise StoreUnavailable(f"the lock store dropped {ATTEMPTS} acquisitions of {name} in a row as abandoned")
+
+    def _wait_in_line(
+        self,
+        name: LockName,
+        context: OwnerContext,
+        ttl: float,
+        listener: LineListener,
+        request: AcquireRequest,
+        seconds: float,
+    ) -> Lease | bool:
+        """Wait for a release that transfers the lock. Return the lease, or whether a release may have woken this call.
+
+        The circuit breaker does not time this call, because most of it is the wait.
+        """
+        acquisition = context.next_acquisition(self)
+        record = self._lease_table.open(name, acquisition, ttl)
+        sent = self._clock.monotonic()
+        try:
+            answer = listener.wait_in_line(acquisition, round(ttl * 1000), request, seconds)
+            if isinstance(answer, bool):
+                self._forget(record, context)
+                return answer
+            deadline = sent + answer.left - drift_margin(answer.left)
+            if deadline <= self._clock.monotonic():
+                self._give_back(record, context)  # this process was paused, and the lease is over
+                return True
+            lease = self._begin(record, context, answer.acquired, deadline)
+        except StoreUnavailable as error:
+            self._undo(record, context, error)
+            raise
+        except BaseException:
+            self.delegate_release(context)
+            raise
+        self._report_acquired(lease)
+        return lease
+
+    def _begin(self, record: LeaseRecord, context: OwnerContext, acquired: Acquired, deadline: float) -> Lease:
+        """Return the lease of a lock that was taken. The watchdog renews it from now on."""
+        record.held(deadline)
+        if not self._scan_alarm.is_watched(record, self._clock.monotonic()):
+            self._give_back(record, context)
+            raise StoreNotReady(f"{record.name} is not taken: the thread that renews leases cannot be started")
+        lease = Lease(record, acquired, self._clock, self, context)
+        context.held[self, record.name] = lease
+        context.entered.append(lease)
+        return lease
 
     def _aged(self, request: AcquireRequest, since: float) -> AcquireRequest:
         """Return the request with the age that its message has now. A copy of it may have ended in the meantime."""
@@ -412,6 +454,12 @@ class LockClient:
         if released.woke:
             self._recent_wake.note(lease.lock_name)
         return released.ours
+
+    def _report_acquired(self, lease: Lease) -> None:
+        if self._recorder is not None and self._recorder.taken(lease):
+            self._breaker.time_next(2, self._recorder.store_took)
+        if self._listeners.want("acquired"):
+            self._tell("acquired", lease)
 
     def _report_release(self, lease: Lease, reason: str) -> None:
         if self._recorder is not None:

@@ -89,6 +89,8 @@ class Line:
         listener: Waits for a release.
         clock: The clock for the time to wait.
         recent: The last wake-up by this process.
+        in_line: Waits in line for at most so many seconds, if the store transfers locks
+            (:class:`~celery_dlock.store.base.LineListener`); None if it does not.
     """
 
     def __init__(
@@ -98,12 +100,14 @@ class Line:
         listener: ReleaseListener,
         clock: Clock,
         recent: RecentWake,
+        in_line: Callable[[AcquireRequest, float], Lease | bool] | None = None,
     ) -> None:
         self._name = name
         self._acquire = acquire
         self._listener = listener
         self._clock = clock
         self._recent = recent
+        self._in_line = in_line
         #: This caller may have taken a wake-up, and no marked lock will wake the next waiter. So it has to pass the
         #: wake-up on.
         self._owes_wake = False
@@ -154,7 +158,14 @@ class Line:
         """
         owed, self._owes_wake = self._owes_wake, True  # an exception may strike just after the wake-up
         began = self._clock.monotonic()
-        woken = self._wait_exactly(seconds) if exact else self._listener.wait(seconds)
+        if self._in_line is not None and not exact:
+            got = self._in_line(request._replace(waited=True), seconds)
+            if isinstance(got, Lease):
+                self._owes_wake = False
+                return got
+            woken = got
+        else:
+            woken = self._wait_exactly(seconds) if exact else self._listener.wait(seconds)
         self._owes_wake = woken or owed
         if woken and self._clock.monotonic() - began < AT_ONCE:
             self._recent.note_alone(self._name)

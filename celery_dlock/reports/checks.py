@@ -69,6 +69,8 @@ def store_checks(health: Health) -> Iterator[Check]:
     durable = "survives a restart" if health.durable else "is lost at a restart of the store"
     yield Check("persistence", f"the data {durable}")
     yield Check("replicas", "unknown" if health.replicas is None else str(health.replicas))
+    if health.polls:
+        yield Check("waiting calls", "poll, because a connection pooler keeps releases from waking them")
     for server, offset in health.clock_offsets.items():
         yield Check(f"clock {server}".strip(), f"{offset:+.3f} s", problem=abs(offset) > CLOCK)
 

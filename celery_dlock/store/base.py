@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -10,7 +11,7 @@ from ..errors import ReplyLost, ReplyTimeout
 from ..keys.lock_name import LockName
 from .claim_model import ClaimExtension, ClaimRequest, ExistingCall
 from .holder_model import Holder
-from .model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult, Requester
+from .model import Acquired, AcquireRequest, Grant, Refusal, Released, Renewal, RenewalResult, Requester, Transferred
 from .operator_model import RunView, Waiting
 from .server_model import StoreInfo
 
@@ -18,6 +19,7 @@ __all__ = [
     "DUPLICATE_PAUSE_MS",
     "FOREIGN_MS",
     "NO_GUARD",
+    "LineListener",
     "LockStore",
     "QueueStepResult",
     "ReleaseListener",
@@ -154,6 +156,32 @@ class ReleaseListener(Protocol):
         Never raises because of the store. If the store does not answer, the other callers poll.
         """
         ...
+
+
+class LineListener(ABC):
+    """A :class:`ReleaseListener` of a store whose release can transfer the lock to the call that waits in line."""
+
+    @abstractmethod
+    def wait(self, timeout: float) -> bool: ...
+
+    @abstractmethod
+    def pass_on(self) -> None: ...
+
+    @abstractmethod
+    def wait_in_line(
+        self, acquisition: str, ttl_ms: int, request: AcquireRequest, seconds: float
+    ) -> Transferred | bool:
+        """Take the lock if it is free, else wait in line until a release transfers it.
+
+        Otherwise return whether a release may have woken this call, as :meth:`ReleaseListener.wait` does. Then the
+        acquisition does not hold the lock.
+
+        Args:
+            acquisition: The acquisition that is to hold the lock.
+            ttl_ms: Milliseconds that the lock is held without a renewal.
+            request: The caller, its message, and the task's options, with ``notify`` and ``waited``.
+            seconds: How long to wait at most.
+        """
 
 
 class LockStore(Protocol):

@@ -35,6 +35,7 @@ __all__ = [
     "Requester",
     "StopRequest",
     "Tombstoned",
+    "Transferred",
     "Unknown",
     "Used",
 ]
@@ -234,6 +235,19 @@ class Acquired(NamedTuple):
     seed: str = ""
     after_crash: bool = False
     seat: int = 0
+
+
+class Transferred(NamedTuple):
+    """The acquisition waited in line, and holds the lock.
+
+    Args:
+        acquired: The acquisition.
+        left: Seconds from the moment at which the request was sent to the end of the lease. That is the time of the
+            wait, and then at most the life of a lock that a release has transferred.
+    """
+
+    acquired: Acquired
+    left: float
 
 
 class Held(NamedTuple):

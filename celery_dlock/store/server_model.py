@@ -17,6 +17,7 @@ class StoreInfo(NamedTuple):
         can_confirm_fsync: The store can confirm that a write is on disk (WAITAOF).
         replicas: The smallest number of replicas of one of its servers; None if it is unknown.
         duplicate_servers: The servers that the configuration lists under two names, as text; "" if there are none.
+        polls: Calls that wait for a lock look whether it is free. No release can wake them.
     """
 
     durable: bool
@@ -25,6 +26,7 @@ class StoreInfo(NamedTuple):
     can_confirm_fsync: bool = False
     replicas: int | None = None
     duplicate_servers: str = ""
+    polls: bool = False
 
 
 def may_evict(eviction: str) -> bool:

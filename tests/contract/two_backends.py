@@ -20,7 +20,7 @@ __all__ = ["MOST_HISTORIES", "TwoBackends"]
 #: The number of histories of the slow form.
 MOST_HISTORIES: Final = int(os.environ.get("DLOCK_TEST_SQL_HISTORIES", "100"))
 
-_TABLES: Final = "dlock_name", "dlock_waiter", "dlock_mark", "dlock_call"
+_TABLES: Final = "dlock_name", "dlock_waiter", "dlock_mark"
 
 
 class TwoBackends(ABC):

@@ -92,8 +92,8 @@ class SQLBackend(Backend, ABC):
         """Take a free lock. Return its token and the time; None if it is not free, or not plain."""
 
     @abstractmethod
-    def _release(self, key: str, acquisition: str) -> bool:
-        """End a plain lock. Return false if it is not held, or not plain."""
+    def _release(self, key: str, acquisition: str) -> Released | None:
+        """End a plain lock. Return None if it is not held, or not plain."""
 
     @abstractmethod
     def _renew(self, leases: list[Lease], within: float | None) -> list[int]:
@@ -143,7 +143,8 @@ class SQLBackend(Backend, ABC):
     def info(self) -> StoreInfo:
         return StoreInfo(durable=bool(self._ask(self._texts.info)[0][0]), eviction="noeviction")
 
-    def acquire_plain(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | None:
+    def _plain(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> dict[str, Any] | None:
+        """Return the values of a plain acquire; None if the request is not plain."""
         plain = AcquireRequest(
             request.requester, request.identity, age_us=request.age_us, rank_us=request.rank_us, notify=request.notify,
             run_mark_ms=request.run_mark_ms, hold_if_unknown=request.hold_if_unknown, tick=request.tick,
@@ -153,9 +154,13 @@ class SQLBackend(Backend, ABC):
             return None
         identity = request.identity.digest if request.identity else ""
         holder = json.dumps([identity, *request.requester])
-        found = self._acquire({
+        return {
             "name": self.key(name), "owner": acquisition, "identity": identity, "ttl_ms": ttl_ms, "holder": holder
-        })  # fmt: skip
+        }  # fmt: skip
+
+    def acquire_plain(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> Acquired | None:
+        values = self._plain(name, acquisition, ttl_ms, request)
+        found = None if values is None else self._acquire(values)
         if found is None:
             return None
         token, since = found
@@ -166,9 +171,7 @@ class SQLBackend(Backend, ABC):
             final=ending.final, identity=ending.identity, requester=ending.requester, tick=ending.tick,
             seed=ending.seed, window_ms=ending.window_ms,
         )  # fmt: skip
-        if name.seats != ONE_LOCK or ending != plain or not self._release(self.key(name), acquisition):
-            return None
-        return Released(ours=True, duplicate_seen=False)
+        return self._release(self.key(name), acquisition) if name.seats == ONE_LOCK and ending == plain else None
 
     def renew_plain(self, renewals: Sequence[Renewal], within: float | None) -> Sequence[bool | None]:
         answers: list[bool | None] = [None] * len(renewals)

@@ -29,21 +29,30 @@ class Row(NamedTuple):
     holder: str | None = None
     rest: str | None = None
     wake_us: int = 0
+    line: list[str] | None = None
 
     @property
     def head(self) -> Head:
         if self.owner is None:
             return head_from_text(self.rest or "")
         holder = dict(zip(_HOLDER, json.loads(self.holder or "[]"), strict=True))
-        lock = LockRecord(self.owner, token=self.token, since=self.since_us, ttl_ms=self.ttl_ms, **holder)
+        lock = LockRecord(
+            self.owner,
+            token=self.token,
+            since=self.since_us,
+            ttl_ms=self.ttl_ms,
+            notify=self.line is not None,
+            **holder,
+        )
         return Head(locks={0: Timed(lock, self.until_us)})
 
-    def with_head(self, head: Head, token: int, now: int) -> Row:
+    def with_head(self, head: Head, token: int, now: int, *, lines: bool = False) -> Row:
         """Return the row for a head that has changed.
 
         Args:
             head: The head.
             token: The highest token that was issued for the name.
+            lines: A plain lock whose release wakes a call has a line.
             now: The time. The row of an empty head stays for a while, because most names are used again.
         """
         text = head_text(head)
@@ -55,10 +64,11 @@ class Row(NamedTuple):
             if (
                 record.token == token
                 and kind_of(record.acquisition) == "owner"
-                and record_fields(record).keys() <= _PLAIN
+                and record_fields(record).keys() <= (_PLAIN | {"notify"} if lines else _PLAIN)
             ):
                 holder = json.dumps([getattr(record, name) for name in _HOLDER])
-                return Row(record.acquisition, lock.until, record.since, token, record.ttl_ms, holder)
+                line: list[str] | None = [] if record.notify else None
+                return Row(record.acquisition, lock.until, record.since, token, record.ttl_ms, holder, line=line)
         return Row(until_us=_last(head), since_us=now, token=token, rest=text)
 
 

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from ..engine.backend import Changes, Wanted
 from ..rules.data import Mark, MarkKind, QueuePart, Waiter
 from ..rules.texts import waiter_from_texts, waiter_text
-from .listener import WAKE_US
 from .rows import HIGHEST, LOWEST, Row
 
 __all__ = ["SQLSession", "SessionStatements"]
@@ -31,8 +30,6 @@ class SessionStatements(Protocol):
     put_waiter: str
     drop_waiter: str
     put_head: str
-    keep_wake: str
-    wake: str
 
 
 class SQLSession(ABC):
@@ -45,6 +42,8 @@ class SQLSession(ABC):
     """
 
     now: int
+    #: Whether rows have a line of the calls that wait.
+    _lines = False
 
     def __init__(self, sql: SessionStatements, key: str, wanted: Wanted) -> None:
         self._texts, self._key = sql, key
@@ -116,9 +115,9 @@ class SQLSession(ABC):
         sql, key = self._texts, self._key
         # The row is always written: that tells a plain acquire that marks may have changed since it read them.
         head = self.head if changes.head is None else changes.head
-        row = self._row.with_head(head, max(self._row.token, changes.token or 0), self.now)
+        row = self._row.with_head(head, max(self._row.token, changes.token or 0), self.now, lines=self._lines)
         sweep = min(head.sweeps.values(), default=None)
-        writes: list[tuple[str, Any]] = [(sql.put_head, (*row[:-1], sweep, key))]
+        writes: list[tuple[str, Any]] = [(sql.put_head, (*row[:7], sweep, key))]
         for identity, waiter in changes.waiters.items():
             if waiter is None:
                 writes.append((sql.drop_waiter, (key, identity)))
@@ -132,10 +131,16 @@ class SQLSession(ABC):
                 writes.append((sql.drop_mark, (key, kind, name)))
             else:
                 writes.append((sql.put_mark, (key, kind, name, mark.text, mark.until)))
-        if changes.wakes:
-            wake = {"name": key, "wakes": changes.wakes, "kept_us": WAKE_US}
-            writes += [(sql.keep_wake, wake), (sql.wake, wake)]
-        self._commit(writes)
+        self._commit([*writes, *self._wakes(changes, row)])
+
+    @abstractmethod
+    def _wakes(self, changes: Changes, row: Row) -> list[tuple[str, Any]]:
+        """Return the statements that wake calls.
+
+        Args:
+            changes: All changes.
+            row: The row after them.
+        """
 
 
 def _waiter(row: tuple[Any, ...]) -> tuple[str, Waiter]:

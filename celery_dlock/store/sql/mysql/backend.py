@@ -10,9 +10,11 @@ from typing import Any, Final
 from ....errors import ReplyTimeout
 from ....keys.lock_name import LockName
 from ...base import ReleaseListener
-from ...engine.backend import Conflict, Wanted
+from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
+from ...model import Released
 from ..backend import Lease, SQLBackend
+from ..listener import WAKE_US
 from ..rows import Row
 from ..session import SQLSession
 from .connection import Connection, ConnectionPool
@@ -89,10 +91,11 @@ class MySQLBackend(SQLBackend):
                 return token, since
         return None
 
-    def _release(self, key: str, acquisition: str) -> bool:
+    def _release(self, key: str, acquisition: str) -> Released | None:
         with suppress(RowLocked), self.pool.lent() as connection:
-            return connection.ask(self.sql.release, (key, acquisition)).changed > 0
-        return False
+            if connection.ask(self.sql.release, (key, acquisition)).changed:
+                return Released(ours=True, duplicate_seen=False)
+        return None
 
     def _renew(self, leases: list[Lease], within: float | None) -> list[int]:
         sql, lives = self.sql, defaultdict[int, dict[tuple[str, str], int]](dict)
@@ -159,6 +162,11 @@ class MySQLSession(SQLSession):
 
     def _ask(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
         return self._connection.ask(statement, values).rows
+
+    def _wakes(self, changes: Changes, row: Row) -> list[tuple[str, Any]]:
+        del row
+        wake = {"name": self._key, "wakes": changes.wakes, "kept_us": WAKE_US}
+        return [(self._sql.keep_wake, wake), (self._sql.wake, wake)] if changes.wakes else []
 
     def _commit(self, writes: list[tuple[str, Any]]) -> None:
         self._connection.run(*writes, _COMMIT)

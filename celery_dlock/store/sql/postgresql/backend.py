@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,12 +16,17 @@ from ....keys.lock_name import LockName
 from ...base import NO_GUARD, ReleaseListener
 from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
+from ...model import Released
 from ...rules.data import Guard
+from ...server_model import StoreInfo
 from ..backend import Lease, SQLBackend
 from ..guard import NO_TRANSACTION, UserTransaction
+from ..listener import WAKE_US
 from ..rows import Row
 from ..session import SQLSession
+from .calls import WaitingCalls
 from .connection import Connection, ConnectionPool
+from .line import Entry
 from .listener import Listener
 from .statements import Statements
 
@@ -52,6 +58,7 @@ class PostgreSQLBackend(SQLBackend):
     def __init__(self, location: StoreLocation, timeout: float, prefix: str, clock: str | None = None) -> None:
         self.pool = ConnectionPool(location, timeout)
         self.sql = Statements(self.pool.schema, clock)
+        self.calls = WaitingCalls(self.pool)
         super().__init__(location, timeout, prefix, self.sql)
 
     @contextmanager
@@ -100,9 +107,17 @@ class PostgreSQLBackend(SQLBackend):
         return True
 
     def release_listener(self, name: LockName) -> ReleaseListener:
-        return Listener(self.pool, self.sql, self.key(name))
+        def pass_on() -> None:
+            with self.open(name, Wanted()) as session:
+                session.commit(Changes(wakes=1))
+
+        return Listener(self.calls, self._ask, self.sql, self.key(name), functools.partial(self._plain, name), pass_on)
+
+    def info(self) -> StoreInfo:
+        return super().info()._replace(polls=self.pool.pooled)
 
     def close(self) -> None:
+        self.calls.close()
         self.pool.close()
 
     def _ask(self, statement: str, values: Any = ()) -> list[tuple[Any, ...]]:
@@ -114,7 +129,6 @@ class PostgreSQLBackend(SQLBackend):
         # What cannot be removed now is removed later. The sweeps must go on.
         with suppress(StoreNotReady, ReplyTimeout), self.pool.lent() as connection:
             connection.execute(sql.remove_marks)
-            connection.execute(sql.remove_calls)
             connection.execute(sql.remove_guards)
             (last,) = connection.execute(sql.next_range, (after, self._end)).fetchall()[0]
             if last is not None:
@@ -127,8 +141,10 @@ class PostgreSQLBackend(SQLBackend):
             return token, since
         return None
 
-    def _release(self, key: str, acquisition: str) -> bool:
-        return bool(self._ask(self.sql.release, (key, acquisition)))
+    def _release(self, key: str, acquisition: str) -> Released | None:
+        for woke, _ in self._ask(self.sql.release, (key, acquisition)):
+            return Released(ours=True, duplicate_seen=False, woke=woke)
+        return None
 
     def _renew(self, leases: list[Lease], within: float | None) -> list[int]:
         names, owners, lives, _ = map(list, zip(*leases, strict=True))
@@ -157,6 +173,8 @@ class PostgreSQLSession(SQLSession):
         wanted: What to read at once.
         limit: Milliseconds after which the server ends a statement or an idle transaction; "": the session's own.
     """
+
+    _lines = True
 
     def __init__(self, sql: Statements, connection: Connection, key: str, wanted: Wanted, limit: str = "") -> None:
         self._sql, self._connection, self._limit, self._writes = sql, connection, limit, wanted.write
@@ -205,6 +223,22 @@ class PostgreSQLSession(SQLSession):
         if changes.guard is not None:
             self._connection.execute(self._sql.put_guard, (self._key, changes.guard))
         super().commit(changes)
+
+    def _wakes(self, changes: Changes, row: Row) -> list[tuple[str, Any]]:
+        if self._row.line is None and row.line is None and not changes.wakes:
+            return []
+        line = [entry for entry in map(Entry.of, self._row.line or ()) if int(entry.alive_us) > self.now]
+        woken, line = line[: changes.wakes], line[changes.wakes :]
+        # The rules decide about a call whose message has ended, or that has been abandoned.
+        marked = {key for (_, key), mark in changes.marks.items() if mark is not None}
+        texts = [(one.to_wake() if marked & {one.acquisition, one.identity} else one).text for one in line]
+        values = {
+            "name": self._key,
+            "line": texts or row.line,
+            "kept_us": WAKE_US if len(woken) < changes.wakes else 0,
+        }
+        told = [(self._sql.tell, (one.channel, one.acquisition)) for one in woken]
+        return [(self._sql.put_line, values), *told]
 
     def _commit(self, writes: list[tuple[str, Any]]) -> None:
         with self._connection.pipeline():

@@ -108,6 +108,16 @@ class ConnectionPool(Pool[Connection]):
             raise
         return connection
 
+    def listening(self, channel: str) -> Connection:
+        """Return a connection of its own that listens on a channel."""
+        connection = self._opened(self._timeout)
+        try:
+            connection.execute(f"LISTEN {channel}")
+        except psycopg.Error as error:
+            connection.close()
+            raise statement_error(error) from error
+        return connection
+
     def _connected(self, limit: float) -> Connection:
         parameters = {"application_name": "celery-dlock"} | self._parameters
         parameters["options"] = f"{parameters.get('options', '')} {self._session_options()}".strip()

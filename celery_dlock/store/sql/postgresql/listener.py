@@ -1,63 +1,121 @@
-"""Waits for the release of a lock in PostgreSQL (:mod:`celery_dlock.store.sql.listener`)."""
+"""Waits for the release of a lock in PostgreSQL (:mod:`.line`)."""
 
 from __future__ import annotations
 
+import time
+import uuid
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, Final
 
 from ....errors import StoreUnavailable
-from ..listener import ALIVE_US, WAKE_US, PollingListener
-from .connection import ConnectionPool
-from .statements import Statements
+from ...base import LineListener
+from ...model import Acquired, AcquireRequest, Transferred
+from .calls import Call, WaitingCalls
+from .line import MOST_IN_LINE, SEPARATOR, start_of
 
 __all__ = ["Listener"]
 
+#: Seconds between two looks of a call behind a pooler: the first pause and the longest one.
+_LOOK: Final = 0.002, 0.02
+#: Seconds after its wait for which an entry counts as alive.
+_LATE: Final = 1.0
 
-class Listener(PollingListener):
+
+class Listener(LineListener):
     """A call that waits for releases of one lock.
 
     Args:
-        pool: The connections.
+        calls: The waiting calls of this process.
+        ask: Returns the rows of a statement.
         sql: The statements.
         key: The name of the row.
+        plain: Returns the values of the plain acquire; None if the request is not plain.
+        pass_on: Wakes the next call of the line.
     """
 
-    def __init__(self, pool: ConnectionPool, sql: Statements, key: str) -> None:
-        self._pool, self._sql, self._key = pool, sql, key
+    def __init__(
+        self,
+        calls: WaitingCalls,
+        ask: Callable[[str, Any], list[tuple[Any, ...]]],
+        sql: Any,
+        key: str,
+        plain: Callable[[str, int, AcquireRequest], dict[str, Any] | None],
+        pass_on: Callable[[], None],
+    ) -> None:
+        self._calls, self._ask, self._sql, self._key, self._plain = calls, ask, sql, key, plain
+        self._pass_on = pass_on
 
     def pass_on(self) -> None:
-        with suppress(StoreUnavailable), self._pool.lent() as connection, connection.pipeline():
-            connection.execute(self._sql.begin)
-            connection.execute(self._sql.lock, (self._key,))
-            wake = {"name": self._key, "wakes": 1, "kept_us": WAKE_US}
-            connection.execute(self._sql.keep_wake, wake)
-            connection.execute(self._sql.wake, wake)
-            connection.execute("COMMIT")
+        with suppress(StoreUnavailable):
+            self._pass_on()
 
-    def _begin(self) -> int | None:
-        with self._pool.lent() as connection, connection.pipeline():
-            connection.execute(self._sql.make, (self._key,))
-            # The lock of the row orders this call and a release: the later one sees the earlier one.
-            connection.execute(self._sql.begin)
-            connection.execute(self._sql.lock, (self._key,))
-            kept = connection.execute(self._sql.take_wake, (self._key,))
-            added = connection.execute(self._sql.begin_to_wait, (self._key, ALIVE_US))
-            connection.execute("COMMIT")
-        number = int(added.fetchall()[0][0])
-        if kept.fetchone() is None:
-            return number
-        self._end(number)
+    def wait(self, timeout: float) -> bool:
+        name = f"~{uuid.uuid4().hex}"
+        with self._calls.entered(name) as call:
+            start = start_of(name, self._calls.channel)
+            ((joined,),) = self._ask(self._sql.join_to_wake, self._joining(start, timeout))
+            if not joined:
+                return True  # a wake-up was kept for this call
+            return self._told(call, name, start, timeout) is not False
+
+    def _joining(self, start: str, seconds: float) -> dict[str, Any]:
+        alive_us = round((seconds + _LATE) * 1e6)
+        return {"name": self._key, "start": start, "alive_us": alive_us, "most": MOST_IN_LINE}
+
+    def wait_in_line(
+        self, acquisition: str, ttl_ms: int, request: AcquireRequest, seconds: float
+    ) -> Transferred | bool:
+        values = self._plain(acquisition, ttl_ms, request._replace(waited=False))
+        if values is None:
+            return self.wait(seconds)
+        with self._calls.entered(acquisition) as call:
+            start, identity = start_of(acquisition, self._calls.channel), values["identity"]
+            values |= self._joining(start, seconds)
+            values["rest"] = SEPARATOR.join(("", str(ttl_ms), identity, values["holder"]))
+            # A duplicate of the holder's message does not wait for it like another call: the rules decide.
+            values["same"] = f'["{identity}"' if identity else "-"
+            found = self._ask(self._sql.join, values)
+            if not found:
+                return self.wait(seconds)
+            owner, *facts, now = found[0]
+            if owner != acquisition:
+                told = self._told(call, acquisition, start, seconds)
+                if not isinstance(told, list):
+                    return told
+                facts = told
+            token, since, until = map(int, facts)
+            rank = now - request.age_us if request.rank_us is None else request.rank_us
+            return Transferred(Acquired(token, since / 1e6, rank), (until - now) / 1e6)
+
+    def _told(self, call: Call, acquisition: str, start: str, seconds: float) -> list[Any] | bool:
+        """Wait for a release, and leave the line. Return the facts about the lock if this call has got it.
+
+        Otherwise return whether a release may have woken this call.
+        """
+        try:
+            told = self._watch(acquisition, start, seconds) if self._calls.pooled else call.wait(seconds)
+        except BaseException:
+            with suppress(StoreUnavailable):
+                self._ask(self._sql.leave, {"name": self._key, "start": start})
+            raise
+        if told is None:
+            if self._ask(self._sql.leave, {"name": self._key, "start": start}):
+                return call.deaf
+            told = self._found(acquisition)
+        return told or True
+
+    def _found(self, acquisition: str) -> list[Any]:
+        """Return the facts about the lock if the acquisition has it; nothing otherwise."""
+        found = self._ask(self._sql.holds, {"name": self._key, "owner": acquisition})
+        return list(found[0]) if found else []
+
+    def _watch(self, acquisition: str, start: str, seconds: float) -> list[Any] | None:
+        """Look at the row until this call is not in its line any more, as :meth:`Call.wait` does behind no pooler."""
+        end, pause = time.monotonic() + seconds, _LOOK[0]
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LOOK[1])
+            if not self._ask(self._sql.in_line, {"name": self._key, "start": start}):
+                return self._found(acquisition)
         return None
-
-    def _look(self, number: int, *, say: bool) -> bool:
-        with self._pool.lent() as connection:
-            if say:
-                found = connection.execute(self._sql.still_waits, (ALIVE_US, number)).fetchone()
-            else:
-                found = connection.execute(self._sql.waits, (number,)).fetchone()
-        return found is None or bool(found[0])
-
-    def _end(self, number: int) -> bool:
-        with suppress(StoreUnavailable), self._pool.lent() as connection:
-            found = connection.execute(self._sql.end_to_wait, (number,)).fetchone()
-            return found is not None and bool(found[0])
-        return False

@@ -1,17 +1,24 @@
 """The statements of the store in PostgreSQL.
 
 ``@.`` stands for the schema. ``@us`` stands for the time in microseconds, by the server's clock when the expression is
-evaluated, not when the transaction began. Integers have a cast, because psycopg sends small ones as smaller types.
+evaluated, not when the transaction began. ``chr(31)`` is the separator of :mod:`.line`. Integers have a cast, because
+psycopg sends small ones as smaller types.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Final
+
+from ..listener import WAKE_US
+from .line import GRANT_US
 
 __all__ = ["Statements"]
 
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-_HEAD: Final = "SELECT owner, until_us, since_us, token, ttl_ms, holder, rest, wake_us FROM @.dlock_name"
+#: The fields of the first entry of a line (:class:`~.line.Entry`).
+_FIRST: Final = "(string_to_array(n.line[1], chr(31)))"
+_HEAD: Final = "SELECT owner, until_us, since_us, token, ttl_ms, holder, rest, wake_us, line FROM @.dlock_name"
 _WAITER: Final = "SELECT identity, waiting, delayed, entry, dead, facts FROM @.dlock_waiter WHERE name = %s"
 
 
@@ -38,7 +45,7 @@ class Statements:
     now = "SELECT @us, (SELECT v FROM @.dlock_meta WHERE k = 'token_floor')"
     put_head = (
         "UPDATE @.dlock_name SET owner = %s, until_us = %s::bigint, since_us = %s::bigint, token = %s::bigint,"
-        " ttl_ms = %s::bigint, holder = %s, rest = %s, sweep_us = %s::bigint WHERE name = %s"
+        " ttl_ms = %s::bigint, holder = %s, rest = %s, sweep_us = %s::bigint, version = version + 1 WHERE name = %s"
     )
 
     marks = (
@@ -89,45 +96,94 @@ class Statements:
 
     settle = f"{put_mark} RETURNING 1"
 
-    # A wake-up that no call waits for is kept: the next call that begins to wait takes it.
-    keep_wake = (
-        "UPDATE @.dlock_name SET wake_us = @us + %(kept_us)s::bigint WHERE name = %(name)s AND wake_us <= @us"
-        " AND %(wakes)s::bigint >"
-        " (SELECT count(*) FROM @.dlock_call WHERE name = %(name)s AND NOT woken AND until_us > @us)"
+    # The line of calls that wait.
+    #: Write the line of a locked row. A wake-up that no call waits for is kept: the next call that waits takes it.
+    put_line = (
+        "UPDATE @.dlock_name SET line = %(line)s::text[], wake_us ="
+        " CASE WHEN %(kept_us)s::bigint > 0 AND wake_us <= @us THEN @us + %(kept_us)s::bigint ELSE wake_us END"
+        " WHERE name = %(name)s"
     )
-    wake = (
-        "UPDATE @.dlock_call SET woken = true WHERE id IN (SELECT id FROM @.dlock_call"
-        " WHERE name = %(name)s AND NOT woken AND until_us > @us ORDER BY id LIMIT %(wakes)s::bigint)"
+    tell = "SELECT pg_notify(%s, %s)"
+    #: Join the line of a lock to be woken, or take the wake-up that was kept.
+    join_to_wake = (
+        "INSERT INTO @.dlock_name AS n (name, line) VALUES (%(name)s,"
+        " ARRAY[%(start)s::text || (@us + %(alive_us)s::bigint) || repeat(chr(31), 3)])"
+        " ON CONFLICT (name) DO UPDATE SET wake_us = 0,"
+        " line = CASE WHEN n.wake_us > @us THEN n.line ELSE coalesce(n.line, '{}') || excluded.line END"
+        " RETURNING coalesce(starts_with(n.line[array_upper(n.line, 1)], %(start)s), false)"
     )
-    take_wake = "UPDATE @.dlock_name SET wake_us = 0 WHERE name = %s AND wake_us > @us RETURNING name"
-    begin_to_wait = "INSERT INTO @.dlock_call (name, until_us) VALUES (%s, @us + %s::bigint) RETURNING id"
-    waits = "SELECT woken FROM @.dlock_call WHERE id = %s::bigint"
-    still_waits = "UPDATE @.dlock_call SET until_us = @us + %s::bigint WHERE id = %s::bigint RETURNING woken"
-    end_to_wait = "DELETE FROM @.dlock_call WHERE id = %s::bigint RETURNING woken"
+    leave = (
+        "UPDATE @.dlock_name AS n SET line = ARRAY(SELECT u.entry FROM unnest(n.line) WITH ORDINALITY AS u (entry, i)"
+        " WHERE NOT starts_with(u.entry, %(start)s) ORDER BY u.i) WHERE name = %(name)s"
+        " AND EXISTS (SELECT FROM unnest(n.line) AS u (entry) WHERE starts_with(u.entry, %(start)s)) RETURNING 1"
+    )
+    in_line = (
+        "SELECT FROM @.dlock_name AS n WHERE name = %(name)s"
+        " AND EXISTS (SELECT FROM unnest(n.line) AS u (entry) WHERE starts_with(u.entry, %(start)s))"
+    )
+    holds = "SELECT token, since_us, until_us FROM @.dlock_name WHERE name = %(name)s AND owner = %(owner)s"
 
     # The plain paths: one statement each, for names without a `rest`.
     #: Take a free lock. The marks and the holder are looked at before the row is written, so a refusal writes nothing.
-    #: The row may be that of a later transaction than the marks. Then its ``xmin`` differs, and it is not taken.
-    acquire = (
-        "INSERT INTO @.dlock_name AS n (name, owner, until_us, since_us, token, ttl_ms, holder)"
+    #: The row may be that of a later transaction than the marks. Then its version differs, and it is not taken.
+    _free_row = (
+        "INSERT INTO @.dlock_name AS n (name, owner, until_us, since_us, token, ttl_ms, holder, line)"
         " SELECT a.name, a.owner, t.us + a.ttl_ms * 1000, t.us, greatest(t.us, m.v + 1, o.token + 1),"
-        " a.ttl_ms, a.holder"
-        " FROM (SELECT %(name)s AS name, %(owner)s AS owner, %(identity)s AS identity, %(ttl_ms)s::bigint AS ttl_ms,"
-        " %(holder)s AS holder) AS a,"
+        " a.ttl_ms, a.holder, %s"
+        " FROM (SELECT %%(name)s AS name, %%(owner)s AS owner, %%(identity)s AS identity,"
+        " %%(ttl_ms)s::bigint AS ttl_ms, %%(holder)s AS holder) AS a,"
         " (SELECT @us AS us OFFSET 0) AS t, @.dlock_meta AS m,"
         # The row may be removed at this moment, and the floor that has its token is not visible yet.
-        " (SELECT max(token) AS token FROM @.dlock_name WHERE name = %(name)s) AS o WHERE m.k = 'token_floor'"
+        " (SELECT max(token) AS token FROM @.dlock_name WHERE name = %%(name)s) AS o WHERE m.k = 'token_floor'"
         " AND NOT EXISTS (SELECT FROM @.dlock_mark AS k WHERE k.name = a.name AND"
         " (k.kind = 'tombstone' AND k.key = a.owner OR k.kind = 'done' AND k.key = a.identity))"
-        " AND NOT EXISTS (SELECT FROM @.dlock_name AS h WHERE h.name = a.name AND h.until_us > t.us)"
+    )
+    _same_version = "n.version = (SELECT h.version FROM @.dlock_name AS h WHERE h.name = excluded.name)"
+    acquire = (
+        _free_row
+        % "NULL::text[]"
+        + " AND NOT EXISTS (SELECT FROM @.dlock_name AS h WHERE h.name = a.name AND h.until_us > t.us)"
         " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until_us = excluded.until_us,"
         " since_us = excluded.since_us, token = greatest(excluded.token, n.token + 1), ttl_ms = excluded.ttl_ms,"
-        " holder = excluded.holder WHERE n.owner IS NULL AND n.rest IS NULL"
-        " AND n.xmin = (SELECT h.xmin FROM @.dlock_name AS h WHERE h.name = excluded.name) RETURNING token, since_us"
+        " holder = excluded.holder, line = NULL WHERE n.owner IS NULL AND n.rest IS NULL"
+        f" AND (n.line IS NULL OR n.line = '{{}}') AND {_same_version} RETURNING token, since_us"
     )
+    #: Take a free lock, or join its line. A lock that is taken has a line, because other calls may wait.
+    join = (
+        _free_row % "'{}'::text[]"
+        + " ON CONFLICT (name) DO UPDATE SET"
+        + ",".join(
+            f" {column} = CASE WHEN n.owner IS NULL THEN {value} ELSE n.{column} END"
+            for column, value in {
+                "owner": "excluded.owner",
+                "until_us": "excluded.until_us",
+                "since_us": "excluded.since_us",
+                "token": "greatest(excluded.token, n.token + 1)",
+                "ttl_ms": "excluded.ttl_ms",
+                "holder": "excluded.holder",
+            }.items()
+        )
+        + ", line = CASE WHEN n.owner IS NULL THEN '{}' ELSE coalesce(n.line, '{}')"
+        " || (%(start)s::text || (@us + %(alive_us)s::bigint) || %(rest)s::text) END"
+        f" WHERE n.rest IS NULL AND {_same_version} AND CASE"
+        " WHEN n.owner IS NULL THEN coalesce(n.line, '{}') = '{}'"
+        " ELSE n.until_us > @us AND coalesce(array_length(n.line, 1), 0) < %(most)s::bigint"
+        " AND NOT starts_with(n.holder, %(same)s) END RETURNING owner, token, since_us, until_us, @us"
+    )
+    #: End a plain lock, or transfer it to the first call of its line, and tell that call.
     release = (
-        "UPDATE @.dlock_name SET owner = NULL, until_us = 0, ttl_ms = NULL, holder = NULL"
-        " WHERE name = %s AND owner = %s AND rest IS NULL AND until_us > @us RETURNING 1"
+        "UPDATE @.dlock_name AS n SET owner = @first[1], holder = @first[6], ttl_ms = @first[4]::bigint,"
+        " until_us = CASE WHEN n.line[1] IS NULL THEN 0"
+        " ELSE @us + least(@first[4]::bigint * 1000, @grant_us) END,"
+        " since_us = CASE WHEN n.line[1] IS NULL THEN n.since_us ELSE @us END,"
+        " token = CASE WHEN n.line[1] IS NULL THEN n.token ELSE greatest(n.token + 1, @us) END,"
+        " channel = CASE WHEN n.line IS NOT NULL THEN coalesce(@first[2], '') END,"
+        " wake_us = CASE WHEN n.line = '{}' AND n.wake_us <= @us THEN @us + @kept_us ELSE n.wake_us END,"
+        " line = CASE WHEN n.line[1] IS NOT NULL THEN n.line[2:] END"
+        " WHERE name = %s AND owner = %s AND rest IS NULL AND until_us > @us AND (n.line[1] IS NULL"
+        " OR @first[3]::bigint > @us AND @first[4] <> '')"
+        " RETURNING channel IS NOT NULL, CASE WHEN owner IS NOT NULL THEN pg_notify(channel,"
+        " concat_ws(chr(31), owner, token, since_us, until_us)) END"
     )
     #: A row that another transaction has locked is skipped: it must not delay the renewal of the others.
     renew = (
@@ -182,7 +238,6 @@ class Statements:
         "DELETE FROM @.dlock_mark WHERE (name, kind, key) IN (SELECT name, kind, key FROM @.dlock_mark"
         " WHERE until_us < (SELECT @us) ORDER BY until_us LIMIT 500 FOR UPDATE SKIP LOCKED)"
     )
-    remove_calls = "DELETE FROM @.dlock_call WHERE until_us < (SELECT @us) - 60000000"
     #: Guards of names that are gone, or of holders that ended long ago. One that a transaction has stays.
     remove_guards = (
         "DELETE FROM @.dlock_guard WHERE (name, token) IN (SELECT g.name, g.token FROM @.dlock_guard AS g"
@@ -205,6 +260,10 @@ class Statements:
     )
 
     def __init__(self, schema: str, clock: str | None = None) -> None:
+        values = {
+            "@us": clock or _CLOCK, "@.": f'"{schema}".', "@first": _FIRST, "@grant_us": str(GRANT_US),
+            "@kept_us": str(WAKE_US),
+        }  # fmt: skip
         for name, text in vars(Statements).items():
             if isinstance(text, str) and not name.startswith("_"):
-                setattr(self, name, text.replace("@us", clock or _CLOCK).replace("@.", f'"{schema}".'))
+                setattr(self, name, functools.reduce(lambda made, pair: made.replace(*pair), values.items(), text))

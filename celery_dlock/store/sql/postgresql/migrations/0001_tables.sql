@@ -20,13 +20,21 @@ CREATE TABLE IF NOT EXISTS dlock_name (
     holder text,
     rest text,
     wake_us bigint NOT NULL DEFAULT 0,
-    sweep_us bigint
+    sweep_us bigint,
+    -- Changes with each transaction that may write marks. A row that is made again does not repeat a version.
+    version bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+    -- The calls that wait for the release, in their order. Not null: the release wakes a call, see wake_us.
+    line text[],
+    -- Where the last release told a call that it has the lock.
+    channel text
 ) WITH (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 200,
     autovacuum_vacuum_cost_delay = 0
 );
+-- A long line stays in the row, compressed.
+ALTER TABLE dlock_name ALTER COLUMN line SET STORAGE MAIN;
 CREATE INDEX IF NOT EXISTS dlock_name_sweep ON dlock_name (sweep_us) WHERE sweep_us IS NOT NULL;
 
 -- Parked messages and dead letters.
@@ -65,15 +73,6 @@ CREATE TABLE IF NOT EXISTS dlock_guard (
     at_us bigint NOT NULL,
     PRIMARY KEY (name, token)
 );
-
--- Calls that wait for a release, each until its process has not asked for a few seconds.
-CREATE TABLE IF NOT EXISTS dlock_call (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name text COLLATE "C" NOT NULL,
-    until_us bigint NOT NULL,
-    woken boolean NOT NULL DEFAULT false
-);
-CREATE INDEX IF NOT EXISTS dlock_call_line ON dlock_call (name, id);
 
 INSERT INTO dlock_meta (k, v) VALUES ('schema_version', 1), ('token_floor', 0),
     -- Tells these tables from those of another database.
