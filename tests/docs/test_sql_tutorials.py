@@ -39,8 +39,19 @@ app = Celery("shop")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 """,
-    "manage.py": "import sys, shop\nfrom django.core.management import execute_from_command_line as run\nrun(sys.argv)\n",
+    "manage.py": """
+import sys, shop
+from django.core.management import execute_from_command_line
+execute_from_command_line(sys.argv)
+""",
 }
+
+WAIT_UNTIL_USED = """
+import time
+for number in (1, 2):
+    while getattr(book.used(number), "state", "") != "used":
+        time.sleep(0.1)
+"""
 
 
 class Reader:
@@ -90,18 +101,22 @@ def test_each_invoice_is_booked_once(page: str, tmp_path: Path) -> None:
         for block in reader.blocks("python"):
             named = re.match(r"# (\S+)\n", block)
             reader.write(named[1] if named else "billing.py", block)
-        (shell,) = reader.blocks("sh")
-        *commands, worker = shell.splitlines()
+        (terminal,) = reader.blocks("sh")
+        *commands, worker = terminal.splitlines()
         for command in commands:
             words = command.replace("psql shop", f"psql {reader.database}")
             reader.run("sh", "-c", words)
         log = tmp_path / "worker.log"
         running = spawn(worker.split(), log, environ=reader.environ)
         stack.callback(kill_session, running)
-        statements = [line[4:] for block in reader.blocks("pycon") for line in block.splitlines() if line[:4] == ">>> "]
-        reader.run(sys.executable, "-c", "\n".join([*(["import django, shop; django.setup()"] if files else []), *statements[:2]]))
+        shell = [line[4:] for block in reader.blocks("pycon") for line in block.splitlines() if line[:4] == ">>> "]
+        start = ["import django, shop", "django.setup()"] if files else []
+        reader.run(sys.executable, "-c", "\n".join([*start, *shell[:2]]))
         table = "shop_booking" if files else "booking"
-        eventually(lambda: reader.numbers(table) == [1, 2] and log.read_text().count("WorkerLostError(") >= 2, 60, message=tail(log))
-        used = f"{'import django, shop; django.setup(); ' if files else ''}{statements[0]}; import time\nfor n in (1, 2):\n    while (u := book.used(n)) is None or u.state != 'used': time.sleep(0.1)"
-        reader.run(sys.executable, "-c", used)
+
+        def both_killed_and_booked() -> bool:
+            return log.read_text().count("WorkerLostError(") >= 2 and set(reader.numbers(table)) == {1, 2}
+
+        eventually(both_killed_and_booked, 60, message=tail(log))
+        reader.run(sys.executable, "-c", "\n".join([*start, shell[0], WAIT_UNTIL_USED]))
         assert reader.numbers(table) == [1, 2]
