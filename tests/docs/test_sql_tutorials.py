@@ -1,4 +1,4 @@
-"""The tutorials with a database: their files, written as they say, in a project whose worker kills its own processes."""
+"""The tutorials with a database: a test does what they say, and the worker's processes kill themselves."""
 
 import os
 import re
