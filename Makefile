@@ -26,7 +26,7 @@ INSTALL = bin/pip install -qq --no-compile --disable-pip-version-check
 
 .PHONY: help test lint language types unit docs demo demo-picture dashboard-pictures bench plots bench-idle bench-held bench-naming bench-contention bench-seats bench-stores \
   bench-server chaos dist \
-  test-servers test-slow histories prove-backend lock clean \
+  test-servers test-slow worker-tests histories prove-backend lock clean \
   invariants reference size $(LANES:%=lane-%)
 .DEFAULT_GOAL = help
 
@@ -39,11 +39,13 @@ help:
 	@echo 'make unit          the tests without a server'
 	@echo "make test-servers  tests on RabbitMQ, Redis and others of Debian's packages (as root on Debian), then test-slow"
 	@echo 'make test-slow     what has only a short form in make test'
+	@echo 'make worker-tests STORE=postgresql|mysql  the core tests of real workers, with the locks there (as root on Debian)'
 	@echo 'make histories     10,000 random histories, in the memory store and in the scripts: do they agree?'
 	@echo 'make prove-backend BACKEND=memory  a backend of the engine: contract, histories and stateful tests, three ways'
 	@echo 'make docs          build the documentation site into build/docs; a warning, a dead link or a page over its word limit is an error'
 	@echo 'make dist          build the wheel and the sdist, check both, install the wheel in an empty environment'
 	@echo 'make demo          the example project, live in the terminal; WEB=1: then the dashboard on its data'
+	@echo '                   STORE=postgresql|mysql: with the locks there (as root on Debian)'
 	@echo 'make demo-picture  the same, saved as docs/images/demo.svg for the README'
 	@echo 'make dashboard-pictures  the pictures of the web dashboard in docs/images/dashboard (root, Debian)'
 	@echo 'make bench         the cost of one lock, on every topology, and of a hand-off under the queue policy'
@@ -166,6 +168,11 @@ test-slow: SLOW = slow and not servers
 test-slow: .venv/.ready
 	$(RUN) $(BIN)/python $(PYTEST) -q -m '$(SLOW)'
 
+# The tests marked `core` of real workers, with the locks in a database.
+worker-tests: .venv/.ready
+	tools/install-servers $(PACKAGE_$(STORE))
+	DLOCK_TEST_STORE=$(STORE) $(RUN) $(BIN)/python $(PYTEST) -q -m 'core and not slow and not servers' tests/worker
+
 # The proof of a backend of the engine: contract, random histories and stateful tests, three ways.
 BACKEND = memory
 prove-backend: .venv/.ready
@@ -186,7 +193,8 @@ dist: .venv-dist/.filled .venv/.ready
 	tools/check-dist
 
 demo: .venv/.ready
-	$(BIN)/python -m example_project.demo $(if $(WEB),--web)
+	$(if $(STORE),tools/install-servers $(PACKAGE_$(STORE)))
+	$(BIN)/python -m example_project.demo $(if $(WEB),--web) $(if $(STORE),--store $(STORE))
 
 # The picture of the README, drawn from a run.
 demo-picture: .venv/.ready
@@ -231,6 +239,10 @@ bench-stores: .venv/.ready
 bench-server: .venv/.ready
 	$(BIN)/python benchmarks/server_cost.py $(if $(BASELINE),--baseline $(BASELINE))
 
+# The packages of the stores that only the distribution has.
+PACKAGE_postgresql = postgresql
+PACKAGE_mysql = mariadb-server
+
 SEED ?= 1
 MINUTES ?= 10
 
@@ -240,7 +252,7 @@ chaos: .venv/.ready
 ifneq (,$(filter sentinel cluster redlock3 redlock5 standalone,$(STORE)))
 	$(BIN)/python -m chaos.failovers --store $(STORE) --seed $(SEED) --failovers $(FAILOVERS) $(if $(JSON),--json $(JSON))
 else
-	$(if $(STORE),tools/install-servers)
+	$(if $(STORE),tools/install-servers $(PACKAGE_$(STORE)))
 	$(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES) $(if $(STORE),--store $(STORE))
 endif
 

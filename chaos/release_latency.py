@@ -15,6 +15,8 @@ LOOK = 0.01
 HARMLESS = ("SCRIPT FLUSH", "CLIENT KILL", "broker CLIENT KILL", "restart broker", "exit in body")
 #: Seconds after which all processes have found a store again that was away.
 RECOVERY = 1.5
+#: Seconds from the release on in which a process may still say that it was not scheduled before.
+SETTLE = 0.3
 
 
 @dataclass
@@ -25,6 +27,9 @@ class _Dead:
     name: LockName
     at: int
     main: int
+    #: When it was last found taken, and first found free.
+    taken: int = 0
+    free: int = 0
 
 
 class Freeing:
@@ -48,7 +53,7 @@ class Freeing:
         """The end: who is still waited for was not freed all the time."""
         self._stopped.set()
         self._thread.join(10)
-        for dead in self._watched:
+        for dead in (dead for dead in self._watched if not dead.free):
             self.seconds.setdefault(dead.kind, []).append((time.monotonic_ns() - dead.at) / 1e9)
 
     def inside(self) -> set[int]:
@@ -108,7 +113,14 @@ class Freeing:
 
     def _look(self) -> None:
         for dead in list(self._watched):
-            if self._store.token(dead.name) != dead.token:
-                took = (time.monotonic_ns() - dead.at) / 1e9
+            if not dead.free:
+                looked = time.monotonic_ns()
+                if self._store.token(dead.name) == dead.token:
+                    dead.taken = looked
+                else:
+                    dead.free = time.monotonic_ns()
+            elif time.monotonic_ns() - dead.free > SETTLE * 1e9:
+                # On a busy machine a look may be late: until the last one that found it taken, it surely was.
+                took = max(0, dead.taken - dead.at) / 1e9
                 self.seconds.setdefault(dead.kind, []).append(took)
                 self._watched.remove(dead)

@@ -17,6 +17,7 @@ import redis
 from celery import _state
 from redis.utils import HIREDIS_AVAILABLE
 
+from tests.support.chosen_store import CHOSEN
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import running_rabbitmq
 from tests.support.servers import Server, server_binary
@@ -48,7 +49,7 @@ WORKERS = pytest.StashKey[list[Worker]]()
 def pytest_report_header() -> list[str]:
     found = {name: version(name) for name in ("celery", "kombu", "redis") + ("hiredis",) * HIREDIS_AVAILABLE}
     versions = ", ".join(f"{name} {number}" for name, number in found.items())
-    return [versions, f"server: {server_binary()}"]
+    return [versions, f"server: {server_binary()}", *[f"locks in: {CHOSEN}"] * bool(CHOSEN)]
 
 
 TESTS = Path(__file__).parent
@@ -81,6 +82,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((number for number, long in enumerate(LONG) if path.is_relative_to(TESTS / long)), len(LONG))
 
     items.sort(key=lambda item: place(item.path))
+    for item in items:
+        if CHOSEN and (mark := item.get_closest_marker("redis_store")):
+            item.add_marker(pytest.mark.skip(f"needs locks in Redis: {mark.args[0]}"))
 
 
 @pytest.hookimpl(wrapper=True)

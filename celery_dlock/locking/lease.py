@@ -191,11 +191,12 @@ class Lease:
         """Guard the open transaction of a database connection, as its first statement.
 
         The transaction then commits before another call takes the lock, also if the lease ends while it is open: the
-        other call waits for it. Needs ``dlock_url`` to be the database of the connection (PostgreSQL). A guard in a
-        savepoint ends with the savepoint's rollback, so call it outside of inner ``atomic()`` blocks.
+        other call waits for it. Needs ``dlock_url`` to be the database of the connection (PostgreSQL, MariaDB). A
+        guard in a savepoint ends with the savepoint's rollback, so call it outside of inner ``atomic()`` blocks.
 
         Args:
-            connection: Django's ``connection``, a ``Session`` or ``Connection`` of SQLAlchemy, or one of psycopg.
+            connection: Django's ``connection``, a ``Session`` or ``Connection`` of SQLAlchemy, or one of psycopg or
+                PyMySQL.
 
         Raises:
             LockLost: The lease is over. Roll the transaction back, because another call may run.

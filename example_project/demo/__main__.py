@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import example_project
-from example_project.demo import dashboard, promises, questions, recorder, unlocked
+from example_project.demo import dashboard, databases, promises, questions, recorder, unlocked
 from example_project.demo.history import History
 from example_project.demo.ledgers import ledger_rows
 from example_project.demo.processes import Processes
 from example_project.demo.scenario import BEATS, FULL, LEDGER_WORKERS, SHORT, WORKERS, Scenario
 from example_project.demo.screen import Screen
 from example_project.demo.server import start_server
-from example_project.demo.shop_floor import DemoError, ShopFloor
+from example_project.demo.shop_floor import ShopFloor
 from example_project.demo.sinks import sms_gateway, smtp_server
 from example_project.demo.verdict import Evidence, rows
 from example_project.demo.watched_celery import HISTORY, SETTINGS, WITHOUT_LOCKS
@@ -118,6 +118,9 @@ def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence,
         processes = stack.enter_context(Processes(arguments.logs or folder))
         redis_url = start_server(processes, folder)
         os.environ.update(_shop_settings(folder, redis_url, smtp, sms, metrics=arguments.web))
+        if arguments.store:
+            screen.say(f"starting {databases.DATABASES[arguments.store].name}, which keeps the locks")
+            os.environ["DLOCK_URL"] = stack.enter_context(databases.migrated(arguments.store))
         os.environ[WITHOUT_LOCKS] = "1" if arguments.without_locks else ""
         if arguments.without_locks:
             screen.say("THE LOCKS ARE OFF")
@@ -140,11 +143,7 @@ def _play(screen: Screen, arguments: argparse.Namespace) -> tuple[str, Evidence,
         _start_celery(processes, folder)
         web = dashboard.sampling_dashboard(app) if arguments.web else None
         stack.callback(screen.say, "ending every process")
-        failure = ""
-        try:
-            Scenario(floor, SHORT if arguments.short else FULL).play()
-        except DemoError as error:
-            failure = str(error)
+        failure = Scenario(floor, SHORT if arguments.short else FULL).failure()
         evidence = floor.evidence()
         # With the locks off, the store is empty. After a failure, it may be gone.
         return failure, evidence, [] if failure or arguments.without_locks else _answers(screen, evidence, web)
@@ -177,6 +176,7 @@ def _shop_settings(folder: Path, redis_url: str, smtp: str, sms: str, *, metrics
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
         "REDIS_URL": redis_url,
+        "DLOCK_URL": redis_url,
         "SMTP_SERVER": smtp,
         "SMS_GATEWAY": sms,
         "SHOP_REPORT_EVERY": "3",
@@ -194,6 +194,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--without-locks", action="store_true", help="show what the locks prevent; fails")
     parser.add_argument("--short", action="store_true", help="fewer sends and one report")
     parser.add_argument("--web", action="store_true", help="serve the dashboard at the end, until Ctrl-C")
+    parser.add_argument("--store", choices=list(databases.DATABASES), help="keep the locks in a database")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes in this folder")
     parser.add_argument("--svg", type=Path, help="save what is printed as a picture, if every promise held")
     return parser.parse_args()

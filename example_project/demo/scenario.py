@@ -44,6 +44,14 @@ class Scenario:
         self._floor = floor
         self._size = size
 
+    def failure(self) -> str:
+        """Play the scenario. Return why it could not be played to its end; "" if it was."""
+        try:
+            self.play()
+        except DemoError as error:
+            return str(error)
+        return ""
+
     def play(self) -> None:
         floor = self._floor
         floor.say("starting two workers, two more for the ledgers, and two beats")

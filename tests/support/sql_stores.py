@@ -96,9 +96,47 @@ class LockTables:
                     found.append(HeldLock(text, timed.record.token, until, (until - now) // 1000))
         return found
 
-    def parked(self) -> list[tuple[str, str]]:
+    def names(self) -> list[str]:
+        """Return the names of the rows that have anything."""
+        rows = self._ask("SELECT name FROM dlock_name WHERE owner IS NOT NULL OR rest IS NOT NULL")
+        return [name for (name,) in rows]
+
+    def forget(self, name: str) -> int:
+        """Delete the row of a lock name. Return the number of locks that it held."""
+        found = len(self.held(name))
+        self._ask("DELETE FROM dlock_name WHERE name = %s", name)
+        return found
+
+    def is_done(self, name: str, identity: str) -> bool:
+        """Return whether the message of this identity has the done mark."""
+        key = "`key`" if self.scheme == "mysql" else "key"
+        which = f"kind = 'done' AND name = %s AND {key} = %s AND until_us > {_NOW[self.scheme]}"
+        statement = f"SELECT count(*) FROM dlock_mark WHERE {which}"
+        return bool(self._ask(statement, name, identity)[0][0])
+
+    def duplicate_seen(self, name: str) -> bool:
+        """Return whether the lock says that a duplicate of its holder's message may exist."""
+        rows = self._ask(f"SELECT {_ROW} FROM dlock_name WHERE name = %s", name)
+        return any(lock.record.dup for row in rows for lock in Row(*row).head.locks.values())
+
+    def waiting_calls(self) -> int:
+        """Return the number of calls that wait for a release."""
+        return int(
+            self._ask(f"SELECT count(*) FROM dlock_call WHERE NOT woken AND until_us > {_NOW[self.scheme]}")[0][0]
+        )
+
+    def claimed_by(self, name: str) -> str | None:
+        """Return the id of the call that has claimed the name of this row."""
+        for now, *columns in self._ask(f"SELECT {_NOW[self.scheme]}, {_ROW} FROM dlock_name WHERE name = %s", name):
+            claim = Row(*columns).head.claim
+            if claim is not None and (claim.until is None or claim.until > now):
+                return str(claim.record.task_id)
+        return None
+
+    def parked(self, name: str | None = None) -> list[tuple[str, str]]:
         """Return each parked message with the word "messages", and each dead letter with the word "dead"."""
-        rows = self._ask("SELECT entry, dead FROM dlock_waiter")
+        which = "" if name is None else " WHERE name = %s"
+        rows = self._ask(f"SELECT entry, dead FROM dlock_waiter{which}", *([] if name is None else [name]))
         return [(word, text) for row in rows for word, text in zip(("messages", "dead"), row, strict=True) if text]
 
     def row(self, name: LockName) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import os
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,6 +100,8 @@ class Pool(ABC, Generic[C]):
         self._pid = os.getpid()
         self._idle: collections.deque[C] = collections.deque()
         self._permits = collections.deque(range(MOST_CONNECTIONS))
+        # An app that is dropped closes no store.
+        weakref.finalize(self, _close_own, self._idle, self._pid)
 
     @contextmanager
     def lent(self, within: float | None = None) -> Iterator[C]:
@@ -142,8 +145,7 @@ class Pool(ABC, Generic[C]):
             _close_all(kept)
 
     def close(self) -> None:
-        if self._pid == os.getpid():
-            _close_all(self._idle)
+        _close_own(self._idle, self._pid)
 
     @staticmethod
     def _permit(permits: collections.deque[int], limit: float) -> _Permit:
@@ -167,6 +169,12 @@ class Pool(ABC, Generic[C]):
             if connection.usable():
                 return connection
             connection.close()
+
+
+def _close_own(idle: collections.deque[Any], pid: int) -> None:
+    """Close the connections of this process, and not those of its parent."""
+    if pid == os.getpid():
+        _close_all(idle)
 
 
 def _close_all(idle: collections.deque[C]) -> None:

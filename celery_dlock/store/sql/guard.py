@@ -8,11 +8,16 @@ from typing import Any
 
 from ...errors import GuardRefused
 
-__all__ = ["NO_TRANSACTION", "UserTransaction"]
+__all__ = ["BEGAN_BEFORE", "NO_TRANSACTION", "UserTransaction"]
 
 NO_TRANSACTION = (
     "no transaction is open, so the guard would end at once: call guard() inside of one, such as "
-    "`with transaction.atomic():` of Django, or `with connection.transaction():` of psycopg"
+    "`with transaction.atomic():` of Django, `with connection.transaction():` of psycopg, or `connection.begin()` of "
+    "PyMySQL"
+)
+BEGAN_BEFORE = (
+    "this transaction began before its guard: under REPEATABLE READ or SERIALIZABLE, call guard() or settle() before "
+    "any other statement of the transaction"
 )
 
 
@@ -52,9 +57,11 @@ def _opened(connection: Any) -> tuple[Any, bool]:
     if hasattr(connection, "info") and hasattr(connection.info, "transaction_status"):  # psycopg
         # Without autocommit, its next statement begins a transaction.
         return connection, int(connection.info.transaction_status) == _IN_TRANSACTION or not connection.autocommit
+    if hasattr(connection, "get_autocommit"):  # PyMySQL or mysqlclient
+        return connection, True  # the backend asks the server
     raise GuardRefused(
         f"{type(connection).__qualname__} is no connection that can be guarded: expected Django's `connection`, a "
-        "Session or Connection of SQLAlchemy, or a connection of psycopg"
+        "Session or Connection of SQLAlchemy, or a connection of psycopg or PyMySQL"
     )
 
 

@@ -30,6 +30,8 @@ class SessionStatements(Protocol):
     put_waiter: str
     drop_waiter: str
     put_head: str
+    put_guard: str
+    has_guard: str
 
 
 class SQLSession(ABC):
@@ -46,7 +48,7 @@ class SQLSession(ABC):
     _lines = False
 
     def __init__(self, sql: SessionStatements, key: str, wanted: Wanted) -> None:
-        self._texts, self._key = sql, key
+        self._texts, self._key, self._writes = sql, key, wanted.write
         self._read_marks, self._read_waiters = set(wanted.marks), set(wanted.waiters)
         self._marks: dict[tuple[MarkKind, str], Mark] = {}
         self._waiters: dict[str, Waiter] = {}
@@ -62,6 +64,10 @@ class SQLSession(ABC):
     @abstractmethod
     def _ask(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
         """Return the rows of one statement."""
+
+    @abstractmethod
+    def _end_guard(self, guard: tuple[str, int]) -> None:
+        """Delete the row of a guard, if no transaction of a user has locked it."""
 
     @abstractmethod
     def _commit(self, writes: list[tuple[str, Any]]) -> None:
@@ -108,8 +114,13 @@ class SQLSession(ABC):
         return int(self._ask(statement, values)[0][0])
 
     def end_guard(self, token: int) -> bool:
-        del token
-        return True  # a database whose backend makes no guards
+        if not self._writes:
+            return True  # it may not lock a row
+        self._end_guard((self._key, token))
+        # The transaction may have settled its run after these were read.
+        self._read_marks.clear()
+        self._marks.clear()
+        return not self._ask(self._texts.has_guard, (self._key, token))
 
     def commit(self, changes: Changes) -> None:
         sql, key = self._texts, self._key
@@ -118,6 +129,8 @@ class SQLSession(ABC):
         row = self._row.with_head(head, max(self._row.token, changes.token or 0), self.now, lines=self._lines)
         sweep = min(head.sweeps.values(), default=None)
         writes: list[tuple[str, Any]] = [(sql.put_head, (*row[:7], sweep, key))]
+        if changes.guard is not None:
+            writes.append((sql.put_guard, (key, changes.guard)))
         for identity, waiter in changes.waiters.items():
             if waiter is None:
                 writes.append((sql.drop_waiter, (key, identity)))

@@ -99,7 +99,7 @@ def running_environment(folder, kind, conf):
         broker, url = stack.enter_context(BROKERS[kind](folder))
         server = stack.enter_context(Server(folder / "server"))
         proxy = stack.enter_context(Proxy(broker.port))
-        urls = Urls(url.format(HOST, broker.port), server.url(1), server.url(2))
+        urls = Urls(url.format(HOST, broker.port), server.url(1), server.lock_url(2))
         tasks = stack.enter_context(loaded_app(APP, urls))
         tasks.app.conf.update(conf)
         stack.callback(_stop_listening, tasks.app)

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import redis
 
+from tests.support.lock_records import claimed_by
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls
@@ -20,15 +21,13 @@ class Claims:
     """The claims in the store, and the gates of the bodies."""
 
     def __init__(self, server: Server, tasks: ModuleType) -> None:
-        self.tasks = tasks
+        self.server, self.tasks = server, tasks
         self.locks = server.client(2)
         self.history = server.client(1)
 
     def of(self, task, n) -> str | None:
         """The id that has claimed the name."""
-        name = task.lock_spec.name_of((n,), {})
-        found = self.locks.hget(f"dlock:{{{name.bucket:03x}}}:claim:{name.text}", "id")
-        return None if found is None else str(found)
+        return claimed_by(self.server, task.lock_spec.name_of((n,), {}), 2)
 
     def wait_free(self, task, n, within=10.0) -> None:
         eventually(lambda: self.of(task, n) is None, within, message=f"the claim of {task.name}({n}) is given up")

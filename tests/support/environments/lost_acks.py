@@ -4,6 +4,7 @@ import redis
 
 from celery_dlock.store.model import Identity
 from celery_dlock.store.redis.keys import LockKeys
+from tests.support.chosen_store import tables_at
 
 APP = "tests.support.apps.lost_acks"
 
@@ -20,17 +21,21 @@ def all_heard(broker):
 
 
 def is_marked(tasks, urls, result, n, nesting=0, name="late"):
-    done = LockKeys.of("dlock", getattr(tasks, name).lock_spec.name_of((n,), {})).done(
-        Identity(result.id, 0, nesting).digest
-    )
+    lock, identity = getattr(tasks, name).lock_spec.name_of((n,), {}), Identity(result.id, 0, nesting).digest
+    if tables := tables_at(urls.lock):
+        return tables.is_done(tables.row(lock), identity)
+    done = LockKeys.of("dlock", lock).done(identity)
     with redis.Redis.from_url(urls.lock) as locks:
         return locks.exists(done) == 1
 
 
 def has_word(tasks, urls, n):
     """Has the watchdog left word in the lock that a copy may be about?"""
+    lock = tasks.late.lock_spec.name_of((n,), {})
+    if tables := tables_at(urls.lock):
+        return tables.duplicate_seen(tables.row(lock))
     with redis.Redis.from_url(urls.lock) as locks:
-        return locks.hget(LockKeys.of("dlock", tasks.late.lock_spec.name_of((n,), {})).lock, "dup") == b"1"
+        return locks.hget(LockKeys.of("dlock", lock).lock, "dup") == b"1"
 
 
 def ran_once(tasks, result, n, end=""):

@@ -6,6 +6,7 @@ import re
 import time
 from contextlib import ExitStack, contextmanager
 
+from tests.support import lock_records
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, loaded_app, running_worker
@@ -78,6 +79,15 @@ class PolicyEnvironment:
     def lock_keys(self, task, n):
         """The Redis keys of this task's lock `n` as far as they exist now."""
         return [key for key in self.locks.keys("dlock*") if task.lock_name(n) in key]
+
+    def lose_lock(self, task, n):
+        """Remove this task's lock `n`, as a store does that loses its data."""
+        name = task.lock_spec.name_of((n,), {})
+        lock_records.forget(self.lock_server, lock_records.key(self.lock_server, name, 2), 2)
+
+    def records(self):
+        """Return the key of each record of the store that belongs to a lock."""
+        return lock_records.records(self.lock_server, 2)
 
     def locked(self, task, n):
         return task.lock_for(n).locked()

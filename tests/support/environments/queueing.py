@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 import redis
 
 from celery_dlock.store.redis.keys import LockKeys
+from tests.support import lock_records
 from tests.support.environments.policies import PolicyEnvironment, _stop_listening
 from tests.support.polling import eventually
 from tests.support.servers import Server
@@ -28,7 +29,22 @@ class QueueEnvironment(PolicyEnvironment):
             self.holdings.pop().let_go()
 
     def keys(self, task, n):
-        return LockKeys.of("dlock", task.lock_spec.name_of((n,), {}))
+        return LockKeys.of("dlock", name_of(task, n))
+
+    def remains(self, task, n):
+        """Return what the store keeps of the lock and its queue."""
+        keys = self.keys(task, n)
+        of_ours = {
+            keys.lock,
+            *keys.queue()[:3],
+            keys.named("dead"),
+            lock_records.key(self.lock_server, name_of(task, n), 2),
+        }
+        return sorted(of_ours.intersection(self.records()))
+
+    def dead_letters(self, task, n):
+        """Return the number of dead letters of the lock."""
+        return lock_records.dead_letters(self.lock_server, name_of(task, n), 2)
 
     def waiters(self, task, n):
         """Return the ids of the calls that wait for the lock, by rank."""
@@ -86,6 +102,11 @@ class QueueEnvironment(PolicyEnvironment):
         """Has a worker this message, and not acknowledged it?"""
         kept = [json.loads(text)[0] for text in self.broker.hvals("unacked")]
         return any(message["headers"].get("id") == task_id for message in kept)
+
+
+def name_of(task, n):
+    """Return the name of the task's lock `n`."""
+    return task.lock_spec.name_of((n,), {})
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def running_environment(folder, broker, conf=None, app=APP):
     with ExitStack() as stack:
         server = stack.enter_context(Server(folder / "server"))
         lock = stack.enter_context(Server(folder / "locks", persistent=True))
-        urls = Urls(broker.url, server.url(1), lock.url(2))
+        urls = Urls(broker.url, server.url(1), lock.lock_url(2))
         tasks = stack.enter_context(loaded_app(app, urls))
         tasks.app.conf.update(conf or {})
         environment = RabbitMQEnvironment(server, urls, tasks, folder)

@@ -1,52 +1,53 @@
 """A store, a broker, workers and an app, and a record of all that happened to the locks."""
 
+from __future__ import annotations
+
 import json
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 
 from celery_dlock.locking.watchdog import FREED_WITHIN
-from celery_dlock.store.redis.keys import LockKeys
+from tests.support import lock_records
 from tests.support.polling import eventually
 from tests.support.servers import Server
 from tests.support.workers import Urls, Worker, loaded_app, running_worker
 
+if TYPE_CHECKING:
+    from tests.support.sql_stores import HeldLock, LockTables
+
 #: Keyspace events, sent to every subscriber. An expiry is sent when the server looks, so let it look often.
 TELLING = ("--notify-keyspace-events", "KEA", "--hz", "100")
 FREED = {"del", "expired"}
+#: Seconds between two looks at the tables of a store without such events.
+LOOK = 0.01
 
 
-class LockLog:
+class LockLog(ABC):
     """The times when each lock's key was written, renewed and freed, in the store's own order."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self) -> None:
         self.events: list[tuple[float, str, str]] = []
-        self._client = server.client()
-        self._pubsub: Any = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        self._pubsub.psubscribe("__keyevent@0__:*")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
+    @abstractmethod
     def _listen(self) -> None:
-        while not self._over.is_set():
-            message: Any = self._pubsub.get_message(timeout=0.1)
-            if message and ":lock:" in message["data"]:
-                self.events.append((time.monotonic(), message["channel"].rpartition(":")[2], message["data"]))
+        """Append to `events` until `_over`."""
 
     def close(self) -> None:
         self._over.set()
         self._thread.join(10)
-        self._pubsub.close()
-        self._client.close()
 
     def freed(self, key: str, after: float = 0.0) -> float:
         """Return the time when the key first went after that moment; 0 if it has not yet."""
@@ -59,6 +60,53 @@ class LockLog:
     def renewed(self, key: str, after: float) -> bool:
         """Was it renewed after that moment?"""
         return any(seen == key and event == "expire" and at >= after for at, event, seen in self.events)
+
+
+class RedisLog(LockLog):
+    """By Redis' keyspace events."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = server.client()
+        self._pubsub: Any = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        self._pubsub.psubscribe("__keyevent@0__:*")
+        super().__init__()
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            message: Any = self._pubsub.get_message(timeout=0.1)
+            if message and ":lock:" in message["data"]:
+                self.events.append((time.monotonic(), message["channel"].rpartition(":")[2], message["data"]))
+
+    def close(self) -> None:
+        super().close()
+        self._pubsub.close()
+        self._client.close()
+
+
+class TableLog(LockLog):
+    """By a look at the tables, again and again."""
+
+    def __init__(self, tables: LockTables) -> None:
+        self._tables, self._looked = tables, 0.0
+        super().__init__()
+
+    def _listen(self) -> None:
+        before: dict[str, HeldLock] = {}
+        while not self._over.wait(LOOK):
+            held = {lock.name: lock for lock in self._tables.held()}
+            now = time.monotonic()
+            for key, lock in before.items():
+                if key not in held or held[key].token != lock.token:
+                    # One that has not expired by what the store said last was released.
+                    late = lock.left_ms - (now - self._looked) * 1000 <= 0
+                    self.events.append((now, "expired" if late else "del", key))
+            for key, lock in held.items():
+                was = before.get(key)
+                if was is None or was.token != lock.token:
+                    self.events.append((now, "hset", key))
+                elif was.until_us != lock.until_us:
+                    self.events.append((now, "expire", key))
+            before, self._looked = held, now
 
 
 @dataclass(frozen=True)
@@ -131,7 +179,7 @@ class WorkerEnvironment:
 
     def key(self, task: str, *args: Any) -> str:
         """The store's key of the lock that this call takes."""
-        return LockKeys.of("dlock", getattr(self.app, task).lock_spec.name_of(args, {})).lock
+        return lock_records.key(self.store, getattr(self.app, task).lock_spec.name_of(args, {}))
 
     def send(self, row: Row, **options: Any) -> Any:
         return getattr(self.app, row.task).apply_async(row.args, **{**row.options, **options})
@@ -182,7 +230,7 @@ class WorkerEnvironment:
     def lives(self, rows: Iterable[Row], dead: Worker) -> dict[str, int]:
         """Return how many milliseconds the store keeps each row's lock after the death of their worker."""
         dead.process.wait(10)
-        return {row.name: self.store_client.pttl(self.key(row.task, *row.args)) for row in rows}
+        return {row.name: lock_records.life_ms(self.store, self.key(row.task, *row.args)) for row in rows}
 
     def seconds_to_expiry(self, row: Row, lives: Mapping[str, int], ttl: float) -> float:
         """As `seconds_to_freedom`, of a row whose worker died.
@@ -203,7 +251,8 @@ def running_environment(folder: Path, module: str) -> Iterator[WorkerEnvironment
     with ExitStack() as stack:
         broker = stack.enter_context(Server(folder / "broker"))
         store = stack.enter_context(Server(folder / "store", options=TELLING))
-        log = LockLog(store)
+        tables = store.lock_tables()
+        log = TableLog(tables) if tables else RedisLog(store)
         stack.callback(log.close)
         urls = Urls(broker.url(), store.url(1), store.lock_url())
         app = stack.enter_context(loaded_app(module, urls))

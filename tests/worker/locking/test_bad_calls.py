@@ -63,7 +63,7 @@ class TestCalls:
         assert said in str(error)
         assert failed.state == "FAILURE"
         environment.wait_until_drained()
-        assert not [key for key in environment.locks.keys("dlock*") if name in key]
+        assert not [key for key in environment.records() if name in key]
         assert set(environment.worker.children()) == children
         n = environment.fresh()
         assert tasks.skips.delay(n).get(timeout=10) == n

@@ -8,6 +8,7 @@ import pytest
 
 from celery_dlock import CallSkipped, LockHeld
 from tests.support.environments.policies import APP, timed
+from tests.support.lock_records import records
 
 
 @pytest.fixture
@@ -160,11 +161,11 @@ class TestApply:
 
 class TestDirectCall:
     @pytest.mark.core
-    def test_it_takes_no_lock_and_its_lease_is_null(self, tasks, history, client):
+    def test_it_takes_no_lock_and_its_lease_is_null(self, tasks, history, clean_server):
         assert tasks.skips("n") == "n"
         (body,) = history(what="in")
         assert (body["token"], body["lock"]) == (None, None)
-        assert client.keys("dlock*") == []
+        assert records(clean_server) == []
 
     def test_it_runs_beside_a_holder_and_leaves_its_lock_alone(self, tasks, held):
         lock = tasks.skips.lock_for("n")

@@ -4,6 +4,7 @@ import pytest
 
 from celery_dlock import CallSkipped
 from tests.support.environments.policies import running_environment, timed
+from tests.support.lock_records import held
 from tests.support.polling import eventually
 
 IDS = {
@@ -44,7 +45,7 @@ def runs(environment, holding):
 @pytest.mark.core
 def test_success_under_any_task_id_uses_the_name_if_the_store_was_away_at_its_end(environment, tasks, ended):
     """The mark is written as soon as the store is back; nothing is left to the 15 s of a lingering release."""
-    eventually(lambda: not environment.locks.keys("dlock*:lock:*"), 5, message="still locked")
+    eventually(lambda: not held(environment.lock_server, 2), 5, message="still locked")
     again = {text: tasks.once.delay(holding.n) for text, holding in ended.items()}
     outcomes = {text: timed(lambda r=result: r.get(timeout=10))[1] for text, result in again.items()}
     assert {text: type(outcome) for text, outcome in outcomes.items()} == dict.fromkeys(IDS, CallSkipped)

@@ -306,4 +306,6 @@ def test_chain_step_waits_for_a_slow_end_of_its_predecessor(environment, tasks):
 
 
 def _blocked(environment):
+    if tables := environment.lock_server.lock_tables(2):
+        return tables.waiting_calls()
     return sum((row["cmd"], row["user"]) == ("blpop", LOCK_USER) for row in environment.locks.client_list())

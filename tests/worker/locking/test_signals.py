@@ -131,7 +131,7 @@ class TestMonitorEvents:
     def test_lost_lease_sends_signal(self, environment, tasks):
         n = environment.fresh()
         with Monitor(environment.app) as monitor, environment.hold(tasks.skips, n) as holding:
-            environment.locks.delete(*environment.lock_keys(tasks.skips, n))
+            environment.lose_lock(tasks.skips, n)
             holding.end()
             monitor.wait_for(holding.id, "dlock-lost")
 
@@ -172,7 +172,7 @@ class TestCelerySignals:
     def test_a_lost_lease_is_a_signal(self, environment, tasks):
         n = environment.fresh()
         with environment.hold(tasks.heard, n) as holding:
-            environment.locks.delete(*environment.lock_keys(tasks.heard, n))
+            environment.lose_lock(tasks.heard, n)
             holding.end()
         eventually(lambda: environment.history(what="signal", kind="lost", name=tasks.heard.lock_name(n)))
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from celery_dlock.locking.watchdog import FREED_WITHIN
+from tests.support import lock_records
 from tests.support.environments.worker import WorkerEnvironment, running_environment
 from tests.support.polling import eventually
 from tests.support.rx_queue import has_unread
@@ -37,7 +38,7 @@ def lose(environment: WorkerEnvironment, task: str, name: str, seconds: float, q
     """Start the task, take its lock away in the store, and return the lock's name."""
     getattr(environment.app, task).apply_async((name, seconds), queue=queue)
     environment.mark(name, "start")
-    assert environment.store_client.delete(environment.key(task, name, seconds)) == 1
+    assert lock_records.forget(environment.store, environment.key(task, name, seconds)) == 1
     lock_name: str = getattr(environment.app, task).lock_name(name, seconds)
     return lock_name
 
@@ -179,4 +180,4 @@ def test_many_children_leave_no_lock_no_descriptor_and_no_memory_map(tmp_path: P
         # A handful may be on their way; a leak would be one of each child.
         eventually(lambda: descriptors() <= before[0] + 4, message=f"descriptors: {before[0]} before, now more")
         eventually(lambda: maps() <= before[1] + 8, message=f"memory maps: {before[1]} before, now more")
-        eventually(lambda: not environment.store_client.keys("*:lock:*"), message="locks")
+        eventually(lambda: not lock_records.held(environment.store), message="locks")

@@ -12,7 +12,7 @@ from tests.support.workers import Urls, loaded_app, running_worker
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
     with Server(tmp_path_factory.mktemp("server")) as server:
-        yield Urls(server.url(0), server.url(1), server.url(2))
+        yield Urls(server.url(0), server.url(1), server.lock_url(2))
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ newer = pytest.mark.skipif(
 def test_a_copy_that_meets_a_store_which_is_away_does_not_run_behind_the_end(tmp_path, request, heard):
     """Of a body that outlives its visibility timeout, or of whose end the broker did not hear."""
     with Server(tmp_path / "locks", persistent=True) as locks, Server(tmp_path / "others") as others:
-        urls = Urls(others.url(0), others.url(1), locks.url(2))
+        urls = Urls(others.url(0), others.url(1), locks.lock_url(2))
         environ = {"DLOCK_TEST_VISIBILITY": "4"} if heard else {}
         with (
             loaded_app(APP, urls) as tasks,
@@ -251,7 +251,7 @@ def test_a_failure_that_is_stored_while_celery_stores_retry_stays_one(tasks, bro
 @newer
 def test_a_cold_shutdown_behind_a_warm_one_does_not_wait_for_a_silent_result_backend(tmp_path, request):
     with Server(tmp_path / "others") as server, Server(tmp_path / "results") as results, Proxy(results.port) as proxy:
-        urls = Urls(server.url(0), proxy.url(1), server.url(2))
+        urls = Urls(server.url(0), proxy.url(1), server.lock_url(2))
         with (
             loaded_app(APP, urls) as tasks,
             running_worker(APP, folder=tmp_path, urls=urls, concurrency=2) as worker,

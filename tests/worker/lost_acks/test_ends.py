@@ -347,7 +347,7 @@ def test_a_copy_that_celery_itself_knows_for_one_is_acknowledged(tasks, broker, 
 def test_a_mark_that_the_store_did_not_take_is_made_up_for(tmp_path, request):
     """Lock store and broker are away at once where both are one server, or behind one network."""
     with Server(tmp_path / "locks", persistent=True) as locks, Server(tmp_path / "others") as others:
-        urls = Urls(others.url(0), others.url(1), locks.url(2))
+        urls = Urls(others.url(0), others.url(1), locks.lock_url(2))
         with (
             loaded_app(APP, urls) as tasks,
             running_worker(APP, folder=tmp_path, urls=urls, concurrency=1) as worker,

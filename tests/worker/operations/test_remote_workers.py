@@ -16,6 +16,7 @@ from celery_dlock.control import LockControl, WorkerView
 from celery_dlock.control.workers import _views
 from celery_dlock.messaging.wire import WIRE_VERSION
 from celery_dlock.worker.inspection import held_locks
+from tests.support.lock_records import forget, held
 from tests.support.polling import eventually
 from tests.support.servers import LOCK_USER, OPERATOR_USER
 
@@ -101,20 +102,21 @@ def test_list_of_workers_shows_a_row_for_each_lease_and_json(start_worker, opera
 
 @pytest.mark.core
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_worker_tells_its_lost_leases(start_worker, operator, client, pool):
+def test_worker_tells_its_lost_leases(start_worker, operator, clean_server, pool):
     module, control = operator
     worker = start_worker(APP, pool=pool)
     module.sync.delay("ada")
     eventually(lambda: control.locks().items, within=20)
     assert control.workers().workers[0].lost == 0
-    client.delete(*client.keys("dlock:*lock*"))
+    for key in held(clean_server):
+        forget(clean_server, key)
     worker.wait_for_log("the lease of shop.sync:ada:.* is lost")
     eventually(lambda: control.workers().workers[0].lost == 1, within=10)
     assert control.workers().workers[0].counters is None  # its metrics are off
     module.history.rpush("gate:ada", "open")
 
 
-def test_dashboard_shows_lost_leases_and_conflicts_of_workers(start_worker, operator, client):
+def test_dashboard_shows_lost_leases_and_conflicts_of_workers(start_worker, operator, clean_server):
     for package in ("prometheus_client", "starlette"):
         pytest.importorskip(package, reason="installed in the main lane only")
     from starlette.testclient import TestClient  # noqa: PLC0415
@@ -129,7 +131,8 @@ def test_dashboard_shows_lost_leases_and_conflicts_of_workers(start_worker, oper
         module.sync.delay("ada")
     expected = {"acquired": {"shop.sync": {"": 1}}, "conflicts": {"shop.sync": {"skipped": 2}}, "lost": {}}
     eventually(lambda: control.workers().workers[0].counters == expected, within=20)
-    client.delete(*client.keys("dlock:*lock*"))
+    for key in held(clean_server):
+        forget(clean_server, key)
     worker.wait_for_log("the lease of shop.sync:ada:.* is lost")
     expected["lost"] = {"shop.sync": {"forgotten": 1}}
     eventually(lambda: control.workers().workers[0].counters == expected, within=10)

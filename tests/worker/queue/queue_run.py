@@ -119,7 +119,7 @@ def measure(
         tempfile.TemporaryDirectory(prefix="dlock-run-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as name,
         Server(Path(name) / "server", options=KEEPING) as server,
     ):
-        urls = Urls(server.url(0), server.url(1), server.url(2))
+        urls = Urls(server.url(0), server.url(1), server.lock_url(2))
         with loaded_app(app, urls) as module, redis.Redis.from_url(urls.result) as notes:
             ids = {number: getattr(module, task).delay(number % names, number).id for number in range(messages)}
             began = last = time.monotonic()

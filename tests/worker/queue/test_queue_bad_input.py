@@ -93,6 +93,7 @@ class TestUnpublishable:
 class TestGarbage:
     @pytest.mark.invariant("unreadable-messages-become-dead-letters")
     @pytest.mark.core
+    @pytest.mark.redis_store("it damages what Redis keeps; the engine's tests damage the rows of a database")
     @pytest.mark.parametrize(
         "garbage", ["", "{", "[]\n{}", '["queueing.early","x"]\n{"body":1}', "\x00\xff", b"\xff\xfe\n\xff", "7"]
     )

@@ -136,8 +136,7 @@ def test_waiter_with_failed_grants_is_a_dead_letter_and_runs_when_it_arrives(env
     (far,) = environment.park(tasks.early, n, queue=queue)
     environment.ignore(queue)
     holding.end()
-    keys = environment.keys(tasks.early, n)
-    eventually(lambda: environment.locks.hlen(keys.named("dead")) == 1, 20, message="it is not buried")
+    eventually(lambda: environment.dead_letters(tasks.early, n) == 1, 20, message="it is not buried")
     pattern = rf"ERROR/.*{re.escape(tasks.early.lock_name(n))}: a message was granted 2 times and not started"
     eventually(lambda: re.search(pattern, environment.worker.log()))
     assert tasks.early.waiting(n).count == 0
@@ -146,7 +145,7 @@ def test_waiter_with_failed_grants_is_a_dead_letter_and_runs_when_it_arrives(env
     environment.consume(queue)
     assert far.get(timeout=10) == n
     environment.wait_until_drained()
-    assert environment.locks.hlen(keys.named("dead")) == 0
+    assert environment.dead_letters(tasks.early, n) == 0
     assert environment.order(n) == [holding.id, fresh.id, far.id]
 
 

@@ -50,8 +50,7 @@ def test_calls_of_one_name_run_one_at_a_time_in_the_order_of_receipt(environment
     eventually(lambda: not environment.locked(task, n))
     assert task.waiting(n).count == 0
     environment.wait_until_drained()
-    keys = environment.keys(task, n)
-    assert environment.locks.exists(keys.lock, *keys.queue()[:3], keys.named("dead")) == 0
+    assert environment.remains(task, n) == []
 
 
 @pytest.mark.invariant("rank-follows-receipt")

@@ -102,6 +102,7 @@ class TestSeen:
             assert environment.state(result.id) == "PENDING"
         environment.entered(id=result.id)
 
+    @pytest.mark.redis_store("it looks at Redis keys")
     def test_no_key_holds_an_argument(self, environment, tasks):
         n = environment.fresh() + "-s3cret"
         with environment.hold(tasks.early, n):

@@ -142,6 +142,7 @@ def test_unavailable_store_blocks_publishing_unless_on_store_error_is_run(server
         assert sent(environment) == 3
 
 
+@pytest.mark.redis_store("a proxy holds back the commands to Redis")
 def test_late_claim_of_a_slow_store_does_not_refuse_the_next_try(server, start_proxy):
     server.flush()
     proxy = start_proxy(server)
@@ -262,6 +263,7 @@ def apart(server, tmp_path):
 
 
 @pytest.mark.invariant("claim-costs-one-round-trip")
+@pytest.mark.redis_store("it counts the commands of Redis")
 def test_a_publish_costs_one_round_trip_and_a_task_without_claims_none(apart):
     locks, tasks = apart
     before, own = reads(locks), reads(locks)
@@ -276,6 +278,7 @@ def test_a_publish_costs_one_round_trip_and_a_task_without_claims_none(apart):
 
 
 @pytest.mark.invariant("claim-costs-one-round-trip")
+@pytest.mark.redis_store("it counts the commands of Redis")
 @pytest.mark.parametrize("size", [2, 200])
 def test_a_group_claims_in_one_round_trip_whatever_its_size(apart, size):
     locks, tasks = apart

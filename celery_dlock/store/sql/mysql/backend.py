@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from ....errors import ReplyTimeout
+from pymysql.constants import ER
+
+from ....errors import GuardRefused, ReplyTimeout
 from ....keys.lock_name import LockName
-from ...base import ReleaseListener
+from ...base import NO_GUARD, ReleaseListener
 from ...engine.backend import Changes, Conflict, Wanted
 from ...location import StoreLocation
 from ...model import Released
+from ...rules.data import Guard
 from ..backend import Lease, SQLBackend
+from ..guard import BEGAN_BEFORE, NO_TRANSACTION, UserTransaction
 from ..listener import WAKE_US
 from ..rows import Row
 from ..session import SQLSession
@@ -25,6 +29,15 @@ from .statements import Statements
 __all__ = ["MySQLBackend"]
 
 _COMMIT: Final = ("COMMIT", ())
+_READ_ONLY: Final = "a transaction that is read-only, or on a replica, cannot be guarded"
+#: Why a connection of the user refuses a statement of its guard.
+_REFUSALS: Final = {
+    1305: NO_TRANSACTION,  # the savepoint ended with its statement
+    ER.NO_SUCH_TABLE: NO_GUARD,
+    ER.BAD_DB_ERROR: NO_GUARD,
+    1792: _READ_ONLY,
+    1020: BEGAN_BEFORE,  # MariaDB's innodb_snapshot_isolation
+}
 
 
 class MySQLBackend(SQLBackend):
@@ -41,7 +54,8 @@ class MySQLBackend(SQLBackend):
     """
 
     def __init__(self, location: StoreLocation, timeout: float, prefix: str, clock: str | None = None) -> None:
-        self.pool, self.sql = ConnectionPool(location, timeout), Statements(clock)
+        self.pool = ConnectionPool(location, timeout)
+        self.sql = Statements(str(location.options.get("database", "")), clock)
         super().__init__(location, timeout, prefix, self.sql)
 
     @contextmanager
@@ -54,6 +68,38 @@ class MySQLBackend(SQLBackend):
                     connection.ask("ROLLBACK")
         except RowLocked as error:
             raise Conflict(f"another transaction had locked the row of {name.text}") from error
+
+    def guard_of(self, connection: Any) -> Callable[[LockName, Guard], bool]:
+        user = UserTransaction(connection)
+        # Without a transaction, there is no savepoint to release. Neither server tells every user in another way.
+        _ask_user(user, "SAVEPOINT dlock_guard")
+        _ask_user(user, "RELEASE SAVEPOINT dlock_guard")
+
+        def guard(name: LockName, made: Guard) -> bool:
+            # All of these come after the commit of the guard, so that the snapshot of the transaction has it.
+            theirs, ours = _ask_user(user, self.sql.store_id), self._ask(self.sql.store_id)[0]
+            if theirs is None or theirs[0] != ours[0]:
+                raise GuardRefused(NO_GUARD)
+            if theirs != ours:
+                raise GuardRefused(_READ_ONLY)
+            return self._lock_guard(user, self.key(name), made)
+
+        return guard
+
+    def _lock_guard(self, user: UserTransaction, key: str, made: Guard) -> bool:
+        # Bytes: the connection of the user may have another character set.
+        theirs = key.encode(), made.token
+        if _ask_user(user, self.sql.sees_guard, theirs) == (0,):
+            if self._ask(self.sql.has_guard, (key, made.token)):
+                raise GuardRefused(BEGAN_BEFORE)
+            return False
+        if _ask_user(user, self.sql.lock_guard, theirs) is None:
+            return False
+        if made.run is not None:
+            tick, mark = made.run
+            values = key.encode(), b"run", tick.encode(), mark.text.encode(), mark.until
+            _ask_user(user, self.sql.settle, values)
+        return True
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return Listener(self.pool, self.sql, self.key(name))
@@ -72,11 +118,16 @@ class MySQLBackend(SQLBackend):
             for find, remove in ((sql.old_marks, sql.remove_marks), (sql.old_calls, sql.remove_calls)):
                 old = connection.run((sql.begin, ()), (find, ()))[1].rows
                 connection.run(*([(remove, (old,))] if old else []), _COMMIT)
+            if old := connection.ask(sql.old_guards).rows:
+                free = connection.run((sql.begin, ()), (sql.free_guards, (old,)))[1].rows
+                connection.run(*([(sql.remove_guards, (free,))] if free else []), _COMMIT)
             ((last,),) = connection.ask(sql.next_range, (after, self._end)).rows
             if last is not None:
                 old = connection.run((sql.begin, ()), (sql.old_names, (after, last)))[1].rows
-                names, token = [name for name, _ in old], max((token for _, token in old), default=0)
-                removal = [(sql.raise_floor, (token,)), (sql.remove_names, (names,))] if old else []
+                guarded = connection.ask(sql.guarded, ([name for name, _ in old],)).rows if old else []
+                tokens = {name: token for name, token in old if (name,) not in guarded}
+                floor = max(tokens.values(), default=0)
+                removal = [(sql.raise_floor, (floor,)), (sql.remove_names, (list(tokens),))] if tokens else []
                 connection.run(*removal, _COMMIT)
             return None if last is None else str(last)
         return after
@@ -122,6 +173,17 @@ class MySQLBackend(SQLBackend):
         return []
 
 
+def _ask_user(user: UserTransaction, statement: str, values: tuple[Any, ...] = ()) -> Any:
+    """Return the first row of a statement in the transaction of the user."""
+    try:
+        return user.ask(statement, values)
+    except Exception as error:
+        number = error.args[0] if error.args else None
+        if number not in _REFUSALS:
+            raise
+        raise GuardRefused(_REFUSALS[number]) from error
+
+
 class MySQLSession(SQLSession):
     """A transaction on one lock name."""
 
@@ -162,6 +224,10 @@ class MySQLSession(SQLSession):
 
     def _ask(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
         return self._connection.ask(statement, values).rows
+
+    def _end_guard(self, guard: tuple[str, int]) -> None:
+        if self._ask(self._sql.free_guard, guard):
+            self._connection.ask(self._sql.end_guard, guard)
 
     def _wakes(self, changes: Changes, row: Row) -> list[tuple[str, Any]]:
         del row

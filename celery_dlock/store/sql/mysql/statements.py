@@ -2,6 +2,7 @@
 
 ``@us`` stands for the time in microseconds, by the server's clock when the expression is evaluated. ``@began`` is the
 time when the statement began: an index can be searched for it. Both are in the time zone of the session, which is UTC.
+``@.`` stands for the database, in statements for a connection of the user.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Statements:
     """The statements.
 
     Args:
+        database: The database of the tables.
         clock: The expression for the time in microseconds; None: the server's clock. Tests have a clock of their own.
     """
 
@@ -67,6 +69,19 @@ class Statements:
         " shown = VALUES(shown)"
     )
     drop_waiter = "DELETE FROM dlock_waiter WHERE name = %s AND identity = %s"
+
+    # Guards. The last three are for the connection of the user.
+    #: ``INSERT IGNORE`` shares the row that a transaction of the same holder has locked.
+    put_guard = "INSERT IGNORE INTO dlock_guard (name, token, at_us) VALUES (%s, %s, @us)"
+    free_guard = "SELECT 1 FROM dlock_guard WHERE name = %s AND token = %s FOR UPDATE SKIP LOCKED"
+    end_guard = "DELETE FROM dlock_guard WHERE name = %s AND token = %s"
+    has_guard = "SELECT 1 FROM dlock_guard WHERE name = %s AND token = %s"
+    #: What tells these tables and this server from others: a replica has the same tables.
+    store_id = "SELECT v, @@server_id, @@hostname, @@port FROM @.dlock_meta WHERE k = 'store_id'"
+    #: Whether the transaction sees the guard. The next statement finds it in any case, and locks it.
+    sees_guard = "SELECT COUNT(*) FROM @.dlock_guard WHERE name = %s AND token = %s"
+    lock_guard = "SELECT 1 FROM @.dlock_guard WHERE name = %s AND token = %s LOCK IN SHARE MODE"
+    settle = put_mark.replace("INTO ", "INTO @.")
 
     # A wake-up that no call waits for is kept: the next call that begins to wait takes it.
     keep_wake = (
@@ -167,6 +182,14 @@ class Statements:
     remove_marks = "DELETE FROM dlock_mark WHERE (kind, name, `key`) IN %s"
     old_calls = "SELECT name, id FROM dlock_call WHERE until_us < @began - 60000000 LIMIT 500 FOR UPDATE SKIP LOCKED"
     remove_calls = "DELETE FROM dlock_call WHERE (name, id) IN %s"
+    #: Guards of holders that ended long ago, and which of them no transaction has.
+    old_guards = (
+        "SELECT name, token FROM dlock_guard AS g WHERE at_us < @began - 600000000 AND NOT EXISTS"
+        " (SELECT 1 FROM dlock_name AS n WHERE n.name = g.name AND n.until_us > @began) LIMIT 500"
+    )
+    free_guards = "SELECT name, token FROM dlock_guard WHERE (name, token) IN %s FOR UPDATE SKIP LOCKED"
+    remove_guards = "DELETE FROM dlock_guard WHERE (name, token) IN %s"
+    guarded = "SELECT name FROM dlock_guard WHERE name IN %s"
     #: The names of a range that nothing has used for ten minutes. Their tokens must not be issued again.
     old_names = (
         "SELECT name, token FROM dlock_name WHERE name > %s AND name <= %s AND until_us < @began - 600000000"
@@ -179,8 +202,9 @@ class Statements:
         "SELECT MAX(name) FROM (SELECT name FROM dlock_name WHERE name > %s AND name < %s ORDER BY name LIMIT 500) AS n"
     )
 
-    def __init__(self, clock: str | None = None) -> None:
+    def __init__(self, database: str, clock: str | None = None) -> None:
+        quoted = database.replace("`", "``")
         for name, text in vars(Statements).items():
             if isinstance(text, str) and not name.startswith("_"):
                 now, began = (clock or _MICROSECONDS % time for time in ("SYSDATE(6)", "NOW(6)"))
-                setattr(self, name, text.replace("@us", now).replace("@began", began))
+                setattr(self, name, text.replace("@us", now).replace("@began", began).replace("@.", f"`{quoted}`."))

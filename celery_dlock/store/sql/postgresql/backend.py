@@ -20,7 +20,7 @@ from ...model import Released
 from ...rules.data import Guard
 from ...server_model import StoreInfo
 from ..backend import Lease, SQLBackend
-from ..guard import NO_TRANSACTION, UserTransaction
+from ..guard import BEGAN_BEFORE, NO_TRANSACTION, UserTransaction
 from ..listener import WAKE_US
 from ..rows import Row
 from ..session import SQLSession
@@ -34,10 +34,6 @@ __all__ = ["PostgreSQLBackend"]
 
 #: The error of a transaction whose snapshot is older than a change of the row that it wants to lock.
 _SERIALIZATION_FAILURE: Final = "40001"
-_BEGAN_BEFORE: Final = (
-    "this transaction began before its guard: under REPEATABLE READ or SERIALIZABLE, call guard() or settle() before "
-    "any other statement of the transaction"
-)
 #: Another transaction was in the way, and nothing was written.
 _LOCKED: Final = errors.LockNotAvailable, errors.DeadlockDetected
 
@@ -96,14 +92,14 @@ class PostgreSQLBackend(SQLBackend):
         locked = _written(user, self.sql.lock_guard, (key, made.token))
         if locked is None:
             if self._ask(self.sql.has_guard, (key, made.token)):
-                raise GuardRefused(_BEGAN_BEFORE)
+                raise GuardRefused(BEGAN_BEFORE)
             return False
         if locked[0] != began:
             raise GuardRefused(NO_TRANSACTION)
         if made.run is not None:
             tick, mark = made.run
             if _written(user, self.sql.settle, (key, "run", tick, mark.text, mark.until)) is None:
-                raise GuardRefused(_BEGAN_BEFORE)
+                raise GuardRefused(BEGAN_BEFORE)
         return True
 
     def release_listener(self, name: LockName) -> ReleaseListener:
@@ -177,7 +173,7 @@ class PostgreSQLSession(SQLSession):
     _lines = True
 
     def __init__(self, sql: Statements, connection: Connection, key: str, wanted: Wanted, limit: str = "") -> None:
-        self._sql, self._connection, self._limit, self._writes = sql, connection, limit, wanted.write
+        self._sql, self._connection, self._limit = sql, connection, limit
         super().__init__(sql, key, wanted)
 
     def _read(self, wanted: Wanted) -> None:
@@ -210,19 +206,8 @@ class PostgreSQLSession(SQLSession):
     def _ask(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, values).fetchall()
 
-    def end_guard(self, token: int) -> bool:
-        if not self._writes:
-            return True  # it may not lock a row
-        self._connection.execute(self._sql.end_guard, (self._key, token))
-        # The transaction may have settled its run after these were read.
-        self._read_marks.clear()
-        self._marks.clear()
-        return not self._ask(self._sql.has_guard, (self._key, token))
-
-    def commit(self, changes: Changes) -> None:
-        if changes.guard is not None:
-            self._connection.execute(self._sql.put_guard, (self._key, changes.guard))
-        super().commit(changes)
+    def _end_guard(self, guard: tuple[str, int]) -> None:
+        self._connection.execute(self._sql.end_guard, guard)
 
     def _wakes(self, changes: Changes, row: Row) -> list[tuple[str, Any]]:
         if self._row.line is None and row.line is None and not changes.wakes:

@@ -51,6 +51,15 @@ CREATE TABLE IF NOT EXISTS dlock_mark (
     KEY dlock_mark_until (until_us)
 ) ENGINE = InnoDB;
 
+-- One row for each fencing token with which a body has guarded a transaction of its own. That transaction locks the row.
+-- The lock of the name itself would block the renewals of the lease.
+CREATE TABLE IF NOT EXISTS dlock_guard (
+    name varbinary(1000),
+    token bigint,
+    at_us bigint NOT NULL,
+    PRIMARY KEY (name, token)
+) ENGINE = InnoDB;
+
 -- Calls that wait for a release, each until its process has not asked for a few seconds.
 -- All statements find them by the primary key: a second index would be locked in another order.
 CREATE TABLE IF NOT EXISTS dlock_call (
@@ -63,4 +72,7 @@ CREATE TABLE IF NOT EXISTS dlock_call (
 ) ENGINE = InnoDB;
 
 INSERT INTO dlock_meta (k, v) VALUES ('token_floor', 0) ON DUPLICATE KEY UPDATE v = v;
+-- Tells these tables from those of another database.
+INSERT INTO dlock_meta (k, v) VALUES ('store_id', CAST(CONV(LEFT(MD5(UUID()), 15), 16, 10) AS SIGNED))
+    ON DUPLICATE KEY UPDATE v = v;
 INSERT INTO dlock_meta (k, v) VALUES ('schema_version', 1) ON DUPLICATE KEY UPDATE v = v;
