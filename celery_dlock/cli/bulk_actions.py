@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -136,13 +135,13 @@ def _matches(one: Any, wanted: str, task: str | None) -> bool:
 
 def _act(opened: Session, verb: str, items: list[Any], wanted: str | None, how: dict[str, Any]) -> None:
     import_tasks(opened.app)  # a dropped message's task stores its result
-    control = opened.control
-    calls: dict[str, Callable[[Any, str], bool]] = {
-        "requeue": lambda one, reason: control.requeue(one.name, one.identity, reason=reason),
-        "drop": lambda one, reason: control.drop(one.name, one.identity, reason=reason),
-        "drop_claim": lambda one, reason: control.drop_claim(one.name, task_id=one.task_id, reason=reason),
-    }
-    opened.act(verb, items, calls[verb], exact=bool(wanted), **how)
+    action = getattr(opened.control, verb)
+
+    def act(one: Any, reason: str) -> bool:
+        shown = {"task_id": one.task_id} if verb == "drop_claim" else {"identity": one.identity}
+        return bool(action(one.name, **shown, reason=reason))
+
+    opened.act(verb, items, act, exact=bool(wanted), **how)
 
 
 COMMANDS: Final = (queue, dead, claims)

@@ -36,10 +36,10 @@ def check(max_wait: float, max_hold: float, max_dead: int, max_unknown: int, for
     with session(form) as opened:
         health = opened.control.health()
         if not health.up:
-            opened.out.show(list(store_checks(health)), CHECKS)
+            opened.show(list(store_checks(health)), CHECKS)
             context.exit(UNAVAILABLE)
         limits = {"max_wait": max_wait, "max_hold": max_hold, "max_dead": max_dead, "max_unknown": max_unknown}
         checks = checks_of(opened.app, health, opened.control.counts(), opened.control.workers(), **limits)
-        opened.out.show(checks, CHECKS)
+        opened.show(checks, CHECKS)
         if any(check.problem for check in checks):
             context.exit(NOTHING)

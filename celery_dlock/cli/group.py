@@ -107,7 +107,7 @@ def show(
             names = [name] if name is not None else opened.control.explain(str(task_id)).names
         views = [opened.control.lock(one) for one in names]
         if form:
-            opened.out.show_json(views, LOCKS)
+            opened.show_json(views, LOCKS)
         for view in () if form else views:
             _show(opened, view)
         if not views:
@@ -149,7 +149,7 @@ def explain(task_id: str, form: str | None) -> None:
         import_tasks(opened.app)
         found = opened.control.explain(task_id)
         if form:
-            opened.out.show_json([found], Table(()))
+            opened.show_json([found], Table(()))
         for line in () if form else found.lines:
             click.echo(printable(f"{task_id}: {line}"))
         if not found.found:

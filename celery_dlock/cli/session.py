@@ -1,18 +1,19 @@
-"""One run of a command: its app, its ``LockControl``, and the exit code of each error."""
+"""One run of a command: its app, its ``LockControl``, its output, and the exit code of each error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ..reports.actions import ACTIONS
+from ..reports.documents import document
 from ..reports.facts import Table
 from ..utils.text import printable
-from .options import NO_HEADERS
-from .output import Output, note
+from .output import note, show_rows
 
 if TYPE_CHECKING:
     from ..control import LockControl
@@ -45,20 +46,43 @@ class Session:
     Args:
         control: Reads the store and acts on it.
         app: The app.
-        out: The output.
+        form: The form of the output: ``"json"``, ``"jsonl"`` or None.
+        store: The location of the store, without its password.
     """
 
-    def __init__(self, control: LockControl, app: Any, out: Output) -> None:
+    def __init__(self, control: LockControl, app: Any, form: str | None, store: str) -> None:
         self.control = control
         self.app = app
-        self.out = out
+        self.form = form
+        self._store = store
 
     def show(self, items: Sequence[Any], table: Table, cursor: str = "", *, fit: bool = False) -> None:
-        """Print a list. If it is empty, say so, and end the command with exit code 1."""
-        self.out.show(items, table, cursor, fit=fit)
+        """Print a list. If it is empty, say so, and end the command with exit code 1.
+
+        Args:
+            items: The items.
+            table: Their facts.
+            cursor: The cursor of the next page.
+            fit: Shorten the table if it is too wide for the terminal.
+        """
+        if self.form:
+            self.show_json(items, table, cursor)
+        elif items:
+            show_rows(table.columns, [[fact.text(item) for fact in table.columns] for item in items], fit=fit)
+        if cursor and self.form != "json":
+            note(f"there are more: --cursor {cursor}")
         if not items:
             note(table.empty)
             click.get_current_context().exit(NOTHING)
+
+    def show_json(self, items: Iterable[Any], table: Table, cursor: str = "") -> None:
+        """Print items as one document, or as one document each."""
+        rows = table.rows(items)
+        if self.form == "json":
+            click.echo(json.dumps(document(rows, self._store, cursor), indent=2))
+        else:
+            for row in rows:
+                click.echo(json.dumps(row))
 
     def act(
         self,
@@ -151,7 +175,7 @@ def session(form: str | None = None) -> Iterator[Session]:
     urls = ", ".join(location.shown for location in Runtime.of(app).settings.locations)
     try:
         with control:
-            yield Session(control, app, Output(form, urls, headers=not context.meta.get(NO_HEADERS)))
+            yield Session(control, app, form, urls)
     except ActionRefused as error:
         note(f"Refused: {error}")
         if error.why in ("fresh", "kept"):

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ..reports.tables import LEASES, WORKERS
-from .output import note
+from .output import note, show_rows
 from .session import NOTHING, UNAVAILABLE, Session
 
 __all__ = ["show_workers"]
@@ -33,10 +33,10 @@ def show_workers(opened: Session, task: str | None, name: str | None, *, fit: bo
 
     found = opened.control.workers()
     views = [dataclasses.replace(view, leases=tuple(filter(wanted, view.leases))) for view in found.workers]
-    if opened.out.form:
-        opened.out.show_json(views, WORKERS)
+    if opened.form:
+        opened.show_json(views, WORKERS)
     else:
-        opened.out.show_rows([*_OF_WORKER, *LEASES.columns], [row for view in views for row in _rows(view)], fit=fit)
+        show_rows([*_OF_WORKER, *LEASES.columns], [row for view in views for row in _rows(view)], fit=fit)
     for view in found.workers:
         if view.held > len(view.leases):
             note(f"{view.worker} holds {view.held} locks, and names the first {len(view.leases)}")

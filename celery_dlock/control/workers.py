@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -26,9 +26,6 @@ LEASES: Final = 1000
 LOST_WITHIN: Final = 3600.0
 #: Seconds to connect to the broker.
 CONNECT_TIMEOUT: Final = 2
-#: Seconds since the last round after which a running watchdog counts as late. A round takes up to 3 s.
-LATE: Final = 10.0
-
 
 Watchdog = Literal["", "ok", "idle", "late", "dead"]
 
@@ -158,43 +155,26 @@ def _view(node: str, answer: Any) -> WorkerView:
             text = str(answer["error"])
             unknown = "it does not know the command: no singleton task is loaded, or its celery-dlock is older"
             return WorkerView(node, problem=unknown if COMMAND in text and "KeyError" in text else text)
-        if "off" in answer:
-            return WorkerView(
-                node, str(answer["version"]), str(answer["pool"]), int(answer["pid"]), problem=answer["off"],
-                wire=int(answer.get("wire", 1)),
-            )  # fmt: skip
-        scanned = None if answer["scanned"] is None else float(answer["scanned"])
-        held = int(answer["held"])
-        return WorkerView(
-            node,
-            str(answer["version"]),
-            str(answer["pool"]),
-            int(answer["pid"]),
-            _watchdog(running=bool(answer["running"]), scanned=scanned, held=held),
-            scanned,
-            held,
-            tuple(map(_lease, answer["leases"])),
-            lost=None if answer.get("lost") is None else int(answer["lost"]),
-            counters=None if answer.get("counters") is None else _counters(answer["counters"]),
-            wire=int(answer.get("wire", 1)),
-        )
+        told = {fact: read(answer[fact]) for fact, read in _FACTS.items() if answer.get(fact) is not None}
+        return WorkerView(node, str(answer["version"]), **told)
     return WorkerView(node, problem="its answer cannot be read: its celery-dlock is of another version")
 
 
-def _lease(fields: Sequence[Any]) -> HeldLease:
-    name, acquisition, task, task_id, pid, expires_in, ttl = fields
-    return HeldLease(str(name), str(acquisition), str(task), str(task_id), int(pid), float(expires_in), float(ttl))
+def _leases(told: Any) -> tuple[HeldLease, ...]:
+    types = (str, str, str, str, int, float, float)
+    return tuple(HeldLease(*(of(fact) for of, fact in zip(types, lease, strict=True))) for lease in told)
 
 
-def _counters(found: Any) -> dict[str, dict[str, dict[str, int]]]:
+def _counters(told: Any) -> dict[str, dict[str, dict[str, int]]]:
     return {
         metric: {str(task): {str(value): int(number) for value, number in its.items()} for task, its in tasks.items()}
-        for metric, tasks in found.items()
+        for metric, tasks in told.items()
         if metric in COUNTERS
     }
 
 
-def _watchdog(*, running: bool, scanned: float | None, held: int) -> Watchdog:
-    if not running:
-        return "dead" if held else "idle"
-    return "late" if scanned is not None and scanned > LATE else "ok"
+#: What reads each fact of a view in an answer, which may lack it.
+_FACTS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "pool": str, "pid": int, "watchdog": str, "scanned": float, "held": int, "leases": _leases, "problem": str,
+    "lost": int, "counters": _counters, "wire": int,
+}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from celery.app import app_or_default
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -15,7 +16,6 @@ from ..control import LockControl
 from ..errors import DLockError
 from ..reports.tables import LOCKS
 from . import models
-from .celery_app import celery_app
 
 if TYPE_CHECKING:
     from ..lock import Lock
@@ -96,7 +96,7 @@ class LockAdminMixin:
             if lock is None:
                 return {}
             name = lock if isinstance(lock, str) else lock.name
-            with LockControl(celery_app()) as control:
+            with LockControl(app_or_default()) as control:
                 view = control.lock(name)
         except DLockError as error:
             return {"error": str(error)}

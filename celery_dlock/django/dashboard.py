@@ -12,6 +12,7 @@ from http.cookies import SimpleCookie
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync
+from celery.app import app_or_default
 from django.contrib.admin.views.decorators import staff_member_required
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
@@ -19,7 +20,6 @@ from django.views.decorators.csrf import csrf_exempt
 
 from ..errors import InvalidLockOptions
 from ..web import ACTIONS, dashboard
-from .celery_app import celery_app
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -42,7 +42,7 @@ def dashboard_view(request: HttpRequest, path: str = "") -> HttpResponse:
     if not request.user.has_perm("celery_dlock.view_lock"):
         raise PermissionDenied
     try:
-        app = _dashboard(celery_app())
+        app = _dashboard(app_or_default())
     except InvalidLockOptions as error:
         return HttpResponse(f"{error}\n", status=503, content_type="text/plain; charset=utf-8")
     scope = _scope(request, root=request.path[: len(request.path) - len(path)].rstrip("/"))

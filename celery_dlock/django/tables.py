@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery.app import app_or_default
 from django.db.migrations.operations.base import Operation
 
 from ..errors import NoLockStore
 from ..runtime import Runtime
 from ..store.factory import open_migrator
-from .celery_app import celery_app
 
 __all__ = ["MakeTables"]
 
@@ -44,7 +44,7 @@ class MakeTables(Operation):
 
 
 def _statements(connection: Any, version: int) -> list[str]:
-    runtime = Runtime.of(celery_app())
+    runtime = Runtime.of(app_or_default())
     try:
         settings = runtime.settings
     except NoLockStore:

@@ -21,6 +21,8 @@ __all__ = ["StoreCollector"]
 CACHED: Final = 10.0
 
 _GAUGES: Final = {metric.name: metric for metric in METRICS if metric.kind == "gauge"}
+#: The gauges that count by task, each with its field of :class:`~celery_dlock.control.Counts`.
+_COUNTED: Final = {name: name.removesuffix("_seconds") for name, gauge in _GAUGES.items() if gauge.per_task}
 
 
 class StoreCollector:
@@ -58,32 +60,22 @@ class StoreCollector:
     def _read(self) -> list[Any]:
         began = time.monotonic()
         health = self._control.health()
-        up = self._gauge("store_up", {server: float(health.up) for server in health.stores})
-        families = [up, build_info(self._core)]
-        if not health.up:
-            return families
-        try:
-            counts = self._control.counts()
-        except StoreUnavailable:
-            return [self._gauge("store_up", dict.fromkeys(health.stores, 0.0)), build_info(self._core)]
-        families += [
-            self._gauge("store_clock_offset_seconds", health.clock_offsets),
-            self._gauge("locks", counts.locks),
-            self._gauge("waiting", counts.waiting),
-            self._gauge("dead_letters", counts.dead_letters),
-            self._gauge("unknown_outcomes", counts.unknown_outcomes),
-            self._gauge("claims", counts.claims),
-            self._gauge("oldest_hold_seconds", counts.oldest_hold),
-            self._gauge("oldest_wait_seconds", counts.oldest_wait),
-            self._gauge("oldest_unknown_seconds", counts.oldest_unknown),
-        ]
-        seconds = self._core.GaugeMetricFamily(_GAUGES["scrape_seconds"].exported, _GAUGES["scrape_seconds"].meaning)
-        seconds.add_metric((), time.monotonic() - began)
-        return [*families, seconds]
+        up, found = health.up, list[Any]()
+        if up:
+            try:
+                counts = self._control.counts()
+            except StoreUnavailable:
+                up = False
+            else:
+                found = [self._gauge(name, getattr(counts, of)) for name, of in _COUNTED.items()]
+                found.append(self._gauge("store_clock_offset_seconds", health.clock_offsets))
+                found.append(self._gauge("scrape_seconds", {"": time.monotonic() - began}))
+        servers = self._gauge("store_up", dict.fromkeys(health.stores, float(up)))
+        return [servers, build_info(self._core), *found]
 
     def _gauge(self, name: str, values: Mapping[str, float]) -> Any:
         found = _GAUGES[name]
         family = self._core.GaugeMetricFamily(found.exported, found.meaning, labels=found.labels)
         for label, value in values.items():
-            family.add_metric((label or OTHER,), value)
+            family.add_metric((label or OTHER,) if found.labels else (), value)
         return family

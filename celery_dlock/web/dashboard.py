@@ -16,10 +16,11 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..errors import DLockError, LockKeyError, StoreUnavailable
+from ..reports.actions import ACTIONS
 from ..reports.documents import VERSION
 from .access import Access, User, read_only
 from .api import RESOURCES
-from .forms import FORMS, acting
+from .forms import acting
 from .headers import SecurityHeaders
 from .hosts import Hosts, KnownHosts
 from .metrics import metrics
@@ -61,7 +62,7 @@ def dashboard(
     known, state = Hosts(hosts), DashboardState(app, access, user)
     routes: list[BaseRoute] = [
         *(_reading(state, path, work) for path, work in {**PAGES, **RESOURCES}.items()),
-        *(Route(f"/do/{verb}", acting(state, verb), methods=["POST"]) for verb in FORMS),
+        *(Route(f"/do/{verb}", acting(state, verb), methods=["POST"]) for verb in ACTIONS),
         _reading(state, "/metrics", metrics(state)),
         Route("/healthz", _alive(state)),
         Mount("/static", StaticFiles(directory=FOLDER / "static")),

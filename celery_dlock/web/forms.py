@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 from urllib.parse import parse_qsl, urlencode
@@ -17,7 +18,7 @@ from ..reports.durations import parse_duration
 from . import csrf
 from .state import DashboardState, Visit, root_of
 
-__all__ = ["FORMS", "acting"]
+__all__ = ["acting"]
 
 #: Bytes and fields of a form.
 LONGEST, MOST_FIELDS = 64 * 1024, 20
@@ -35,56 +36,21 @@ class Refused(HTTPException):
         self.back = back
 
 
-def release(control: LockControl, form: Form) -> bool:
-    control.release(form["name"], form["acquisition"], force=form.get("force") == "yes", reason=form.get("reason", ""))
-    return True
+#: The fields that a form may lack: a checkbox that is not checked is no field.
+_DEFAULTS: Final = {"force": "no", "reason": "", "tick": ""}
 
 
-def hold(control: LockControl, form: Form) -> str:
-    try:
-        seconds = parse_duration(form.get("for", "").strip())
-    except ValueError as error:
-        raise InvalidLockOptions(str(error)) from error
-    return "hold" if control.hold(form["name"], seconds, form.get("reason", "")) else "hold_later"
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise ValueError(f"expected 'yes' or 'no', and not {text!r}")
+    return text == "yes"
 
 
-def unhold(control: LockControl, form: Form) -> bool:
-    return control.unhold(form["name"], hold=form["hold"], reason=form.get("reason", ""))
-
-
-def resolve(control: LockControl, form: Form) -> bool:
-    if form.get("sent") not in ("yes", "no"):
-        raise HTTPException(400, "the form does not say whether the run did its work")
-    sent, tick = form["sent"] == "yes", form.get("tick", "")
-    return control.resolve(form["name"], sent=sent, tick=tick, mark=form["mark"], reason=form.get("reason", ""))
-
-
-def forget(control: LockControl, form: Form) -> bool:
-    return control.forget(form["name"], tick=form.get("tick", ""), mark=form["mark"], reason=form.get("reason", ""))
-
-
-def requeue(control: LockControl, form: Form) -> bool:
-    return control.requeue(form["name"], form["identity"], reason=form.get("reason", ""))
-
-
-def drop(control: LockControl, form: Form) -> bool:
-    return control.drop(form["name"], form["identity"], reason=form.get("reason", ""))
-
-
-def drop_claim(control: LockControl, form: Form) -> bool:
-    return control.drop_claim(form["name"], task_id=form["task_id"], reason=form.get("reason", ""))
-
-
-#: What the forms do. Each returns False if there is nothing any more to act on, or else True or a key of ``DONE``.
-FORMS: Final[Mapping[str, Callable[[LockControl, Form], bool | str]]] = {
-    "release": release,
-    "hold": hold,
-    "unhold": unhold,
-    "resolve": resolve,
-    "forget": forget,
-    "requeue": requeue,
-    "drop": drop,
-    "drop_claim": drop_claim,
+#: What makes an argument of the text of these fields. All others are texts.
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "force": _yes,
+    "sent": _yes,
+    "for_": lambda text: parse_duration(text.strip()),
 }
 
 
@@ -110,18 +76,27 @@ def _act(visit: Visit, verb: str, form: Form) -> Response:
     back = _back(visit, form)
     try:
         with LockControl(dashboard.app, visit.user) as control:
-            done = FORMS[verb](control, form)
-    except KeyError as error:
-        raise HTTPException(400, f"the form lacks the field {error}") from error
+            done = getattr(control, verb)(**_arguments(verb, form)) is not False
     except ActionRefused as error:
         raise Refused(409, str(error), back) from error
     except (InvalidLockOptions, LockKeyError) as error:
         raise Refused(400, str(error), back) from error
-    if not done:
+    if not done and verb != "hold":
         raise Refused(409, f"Not done: {ACTIONS[verb].gone}.", back)
     dashboard.forget_counts()
-    said = verb if done is True else done
-    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={said}", 303)
+    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={verb if done else 'hold_later'}", 303)
+
+
+def _arguments(verb: str, form: Form) -> dict[str, object]:
+    """Return the arguments of a method of ``LockControl``. Its form has fields of the same names."""
+    texts = {**_DEFAULTS, **form}
+    _self, *fields = inspect.signature(getattr(LockControl, verb)).parameters
+    try:
+        return {field: _READERS.get(field, str)(texts[field]) for field in fields}
+    except KeyError as error:
+        raise HTTPException(400, f"the form lacks the field {error}") from error
+    except ValueError as error:
+        raise InvalidLockOptions(str(error)) from error
 
 
 def _back(visit: Visit, form: Form) -> str:

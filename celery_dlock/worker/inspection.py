@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from celery.worker.control import inspect_command
 
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["held_locks"]
 
+#: Seconds since the last round after which a running watchdog counts as late. A round takes up to 3 s.
+LATE: Final = 10.0
+
 
 @inspect_command(name=COMMAND)
 def held_locks(state: Any) -> dict[str, Any]:
     """Locks that the worker holds, and the health of its watchdog."""
-    # No arguments of tasks. This runs in the thread that receives messages, so it asks neither store nor broker.
+    # The keys are fields of `WorkerView`. No value has arguments of tasks. This runs in the thread that receives
+    # messages, so it asks neither store nor broker.
     runtime = Runtime.of(state.app)
     me = {
         "version": version("celery-dlock"),
@@ -36,18 +40,24 @@ def held_locks(state: Any) -> dict[str, Any]:
         "pid": os.getpid(),
     }
     if runtime.worker is NO_WORKER:
-        return {**me, "off": "it takes no locks: dlock_enabled is off, or it has no lock store"}
+        return {**me, "problem": "it takes no locks: dlock_enabled is off, or it has no lock store"}
     watchdog, now = runtime.watchdog, runtime.clock.monotonic()
-    held = watchdog.held
+    held, scanned = watchdog.held, round(now - watchdog.scanned_at, 3) if watchdog.scanned_at else None
     return {
         **me,
-        "running": watchdog.running,
-        "scanned": round(now - watchdog.scanned_at, 3) if watchdog.scanned_at else None,
+        "watchdog": _health(running=watchdog.running, scanned=scanned, held=len(held)),
+        "scanned": scanned,
         "held": len(held),
         "leases": [_lease(runtime, record, now) for record in held[:LEASES]],
         "lost": runtime.listeners.losses.within(LOST_WITHIN),
         "counters": None if runtime.counts.meter is None else _counters(runtime.counts.meter),
     }
+
+
+def _health(*, running: bool, scanned: float | None, held: int) -> str:
+    if not running:
+        return "dead" if held else "idle"
+    return "late" if scanned is not None and scanned > LATE else "ok"
 
 
 def _counters(meter: Meter) -> dict[str, dict[str, dict[str, int]]]:

@@ -14,7 +14,7 @@ from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.redis.keys import LockKeys
 from celery_dlock.store.rules.records import Records
 from tests.contract.queue_helpers import SECOND
-from tests.support.backends import BACKEND, BACKENDS, CheckedBackend
+from tests.support.backends import BACKEND, CheckedBackend, proven_backend
 from tests.support.faulty_backend import Fault, FaultyBackend, Resending, conflict, lost_reply, one_in_three
 from tests.support.memory_view import all_values
 from tests.support.servers import Server
@@ -118,7 +118,7 @@ class EngineTarget:
         self._time = time.time_ns() // 1000
         clock = MemoryClock(lambda: self._time)
         self._memory = MemoryBackend(clock)
-        checked: Any = CheckedBackend(BACKENDS[BACKEND].make(clock), self._memory)
+        checked: Any = CheckedBackend(proven_backend(clock), self._memory)
         self._backend = FaultyBackend(checked, one_in_three(1) if fault else lambda: False, fault or conflict)
         self._loses = fault is lost_reply
         self._hand = EngineStore(checked)

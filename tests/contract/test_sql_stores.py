@@ -132,3 +132,43 @@ def test_removal_that_has_to_wait_for_another_transaction_does_not_stop_the_swee
             run(f"SELECT v FROM {table} WHERE k = 'token_floor' FOR UPDATE")
             assert store.list_due_queues([NAME.bucket], 10, within=1e6) == [NAME]
             run("ROLLBACK")
+
+
+@pytest.mark.invariant("tokens-never-decrease")
+def test_tokens_do_not_go_back_while_unused_rows_are_removed(url: str) -> None:
+    """In each round, the row counts as unused. Two acquires meet its removal."""
+    rounds, tokens = 100, [1 << 62]
+    together = threading.Barrier(3)
+
+    def work(store: EngineStore, number: int) -> None:
+        for step in range(rounds):
+            acquisition = f"o{number}.{step}"
+            together.wait(30)
+            got = store.acquire(NAME, acquisition, 60_000, request_of(f"t{number}"))
+            if isinstance(got, Acquired):
+                tokens.append(got.token)
+                assert store.release(NAME, acquisition, ReleaseRequest()).ours
+            together.wait(30)
+
+    with closing(open_store([StoreLocation.of(url)], timeout=10, prefix="dlock")) as store:
+        assert isinstance(store, EngineStore)
+        backend: Any = store.backend
+        store.acquire(NAME, "first.1", TTL, request_of())
+        store.release(NAME, "first.1", ReleaseRequest())
+        # Ahead of the clock, which would hide a token that went back.
+        execute(store, "UPDATE dlock_name SET token = %s", tokens[0])
+        workers = [threading.Thread(target=work, args=(store, number)) for number in range(2)]
+        for each in workers:
+            each.start()
+        for _ in range(rounds):
+            execute(store, "UPDATE dlock_name SET since_us = since_us - 601000000")
+            together.wait(30)
+            backend._remove(backend._start)  # without its pause of a second
+            together.wait(30)
+        for each in workers:
+            each.join()
+        # Only a removal raises it.
+        ((floor,),) = execute(store, "SELECT v FROM dlock_meta WHERE k = 'token_floor'")
+    assert floor > tokens[0]
+    assert tokens == sorted(set(tokens))
+    assert len(tokens) > rounds

@@ -53,17 +53,17 @@ def test_release_of_a_fresh_lease_is_refused_with_its_reason_until_it_is_forced(
 
 
 def test_hold_and_unhold(web: TestClient, control: LockControl) -> None:
-    assert send(web, form_on(web, LOCK, "hold"), **{"for": "soon", "reason": "why"}).status_code == 400
-    assert send(web, form_on(web, LOCK, "hold"), **{"for": "2h", "reason": ""}).status_code == 400
+    assert send(web, form_on(web, LOCK, "hold"), for_="soon", reason="why").status_code == 400
+    assert send(web, form_on(web, LOCK, "hold"), for_="2h", reason="").status_code == 400
     assert control.lock(NAME.text).states == ()
-    assert send(web, form_on(web, LOCK, "hold"), **{"for": "2h", "reason": "gateway is down"}).status_code == 303
+    assert send(web, form_on(web, LOCK, "hold"), for_="2h", reason="gateway is down").status_code == 303
     assert "gateway is down" in web.get(LOCK).text
     assert send(web, form_on(web, LOCK, "unhold")).status_code == 303
     assert control.lock(NAME.text).states == ()
 
 
 def test_page_after_a_hold_says_whether_it_has_begun(store: RedisStore, web: TestClient) -> None:
-    how = {"for": "2h", "reason": "gateway is down"}
+    how = {"for_": "2h", "reason": "gateway is down"}
     now = send(web, form_on(web, LOCK, "hold"), **how)
     assert "The lock is held." in web.get(now.headers["location"]).text
     send(web, form_on(web, LOCK, "unhold"))

@@ -22,7 +22,7 @@ from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.memory.backend import MemoryBackend, MemoryClock
 from celery_dlock.store.model import Released
 from celery_dlock.store.redis.scripts import ScriptVariant, _bulk
-from tests.support.backends import BACKEND, BACKENDS, CheckedBackend
+from tests.support.backends import CheckedBackend, proven_backend
 from tests.support.faulty_backend import Fault, FaultyBackend, Resending, conflict, lost_reply, one_in_three
 from tests.support.memory_view import all_values
 from tests.support.servers import Server
@@ -91,7 +91,7 @@ class TwoStores:
         clock = MemoryClock(lambda: self.now_us)
         #: Everything that the backend holds.
         self.memory = MemoryBackend(clock)
-        backend: Any = CheckedBackend(BACKENDS[BACKEND].make(clock), self.memory)
+        backend: Any = CheckedBackend(proven_backend(clock), self.memory)
         self._faulty = FaultyBackend(backend, one_in_three(1) if fault else lambda: False, fault or conflict)
         self._loses = fault is lost_reply
         self.local = Resending(EngineStore(self._faulty))  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+import pytest
+
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.engine.backend import Backend, Changes, Listed, Session, Wanted
@@ -18,7 +20,7 @@ from celery_dlock.store.model import Acquired, AcquireRequest, Released, Renewal
 from celery_dlock.store.operator import ListCursor
 from celery_dlock.store.rules.data import Head, Mark, MarkKind, QueuePart, Timed, Waiter
 
-__all__ = ["BACKEND", "BACKENDS", "CHOSEN", "CheckedBackend", "ProvenBackend"]
+__all__ = ["BACKEND", "BACKENDS", "CHOSEN", "CheckedBackend", "ProvenBackend", "proven_backend"]
 
 
 class ProvenBackend(NamedTuple):
@@ -37,7 +39,14 @@ BACKENDS: Final = {"memory": ProvenBackend(lambda: "memory://", MemoryBackend)}
 #: The backend that `make prove-backend` proves; "" without it.
 CHOSEN: Final = os.environ.get("DLOCK_TEST_BACKEND", "")
 #: The backend of the histories against the scripts, and of the stateful tests.
-BACKEND: Final = CHOSEN if CHOSEN in BACKENDS else "memory"
+BACKEND: Final = CHOSEN or "memory"
+
+
+def proven_backend(clock: MemoryClock) -> Backend:
+    """Return an empty backend of the chosen kind. Skip the test if the kind is not in :data:`BACKENDS`."""
+    if BACKEND not in BACKENDS:
+        pytest.skip(f"{BACKEND} is not in BACKENDS, so this test would prove another backend")
+    return BACKENDS[BACKEND].make(clock)
 
 
 class CheckedBackend:

@@ -23,8 +23,9 @@ from tests.support.polling import eventually
 from tests.support.processes import HOST, ROOT, free_port, kill_session, spawn, tail
 from tests.support.servers import Server
 
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+COMPOSE = ROOT / "docker-compose.yml"
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service and "profiles" not in service}
 WORKERS = ["worker-a", "worker-b"]
 BEATS = ["beat-a", "beat-b"]
 
@@ -48,7 +49,8 @@ class Shop:
         return environ | {"SHOP_REPORT_EVERY": "1"}  # a test need not wait as long as a visitor
 
     def here(self, text: str) -> str:
-        """`text` with the places of the services' own network replaced by those of this run."""
+        """`text` with the places of the services' own network replaced by those of this run, and the defaults used."""
+        text = re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
         for service, port in self.ports.items():
             text = re.sub(rf"\b{service}:\d+", f"{HOST}:{port}", text)
         listening = re.sub(r"\b0\.0\.0\.0:8080\b", f"{HOST}:{self.ports['sms-gateway']}", text)
@@ -83,7 +85,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 def test_the_file_has_two_of_everything_that_may_die() -> None:
-    assert set(SERVICES) == {"valkey", "mail", "sms-gateway", *WORKERS, *BEATS}
+    always = {name for name, service in SERVICES.items() if "profiles" not in service}
+    assert always == {"valkey", "mail", "sms-gateway", *WORKERS, *BEATS}
     assert set(OURS) == {"sms-gateway", *WORKERS, *BEATS}
 
 
@@ -93,6 +96,14 @@ def test_every_host_a_service_is_given_is_a_service(service: str) -> None:
     told = {host for value in environment.values() for host in re.findall(r"([a-z][a-z-]*):\d+", value)}
     assert told == {"valkey", "mail", "sms-gateway"}
     assert set(OURS[service]["depends_on"]) <= set(SERVICES)
+
+
+@pytest.mark.parametrize("store", ["postgresql", "mysql"])
+def test_a_profile_adds_a_database_and_makes_its_tables(store: str) -> None:
+    added = {name for name, service in SERVICES.items() if store in service.get("profiles", ())}
+    assert added == {store, "migrate"}
+    assert OURS["worker-a"]["environment"]["DLOCK_URL"].startswith("${DLOCK_URL:-")
+    assert f"DLOCK_URL={store}://shop:shop@{store}/shop docker compose --profile {store} up" in COMPOSE.read_text()
 
 
 def test_the_image_is_built_from_files_that_exist() -> None:

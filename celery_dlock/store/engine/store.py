@@ -120,11 +120,7 @@ class EngineStore:
             (identity,) if identity and request.queue else (),
         )
 
-        def rule(records: Records) -> Acquired | Refusal:
-            if _has_seats(name):
-                return seats.acquire(records, name.seats, acquisition, ttl_ms, request)
-            return acquire(records, acquisition, ttl_ms, request)
-
+        rule = _rule(name, acquire, seats.acquire, acquisition, ttl_ms, request)
         # After a lost reply, the caller abandons this acquisition.
         return self._run_once(name, rule, wanted)
 
@@ -151,20 +147,13 @@ class EngineStore:
     def _renew(self, renewal: Renewal, within: float | None) -> RenewalResult:
         name, acquisition, ttl_ms, facts, stoppable = renewal
 
-        def rule(records: Records) -> RenewalResult:
-            if _has_seats(name):
-                return seats.renew(records, name.seats, acquisition, ttl_ms, facts)
-            return release.renew(records, acquisition, ttl_ms, facts, stoppable=stoppable)
-
-        return self.run(name, rule, Wanted(within=within))
+        renew = functools.partial(release.renew, stoppable=stoppable)
+        return self.run(name, _rule(name, renew, seats.renew, acquisition, ttl_ms, facts), Wanted(within=within))
 
     def release(self, name: LockName, acquisition: str, ending: ReleaseRequest) -> Released:
         wanted = Wanted((("run", ending.tick),), (ending.identity,) if ending.identity and ending.queue else ())
 
-        def rule(records: Records) -> Released:
-            if _has_seats(name):
-                return seats.release(records, name.seats, acquisition, ending)
-            return release.release(records, acquisition, ending)
+        rule = _rule(name, release.release, seats.release, acquisition, ending)
 
         def once() -> Released:
             plain = self.backend.release_plain(name, acquisition, ending)
@@ -183,9 +172,7 @@ class EngineStore:
         return 0
 
     def inspect(self, name: LockName) -> Holder | None:
-        if _has_seats(name):
-            return self._read(name, lambda records: seats.inspect(records, name.seats))
-        return self._read(name, release.inspect)
+        return self._read(name, _rule(name, release.inspect, seats.inspect))
 
     def guard(self, name: LockName, acquisition: str, connection: Any, settles: ReleaseRequest | None = None) -> bool:
         lock_guard = self.backend.guard_of(connection)
@@ -241,45 +228,28 @@ class EngineStore:
         pause_ms: int = 0,
     ) -> QueueStepResult:
         options = granter, grant_timeout_ms, tries, foreign_ms, pause_ms
-        if _has_seats(name):
-            return self.run(name, lambda records: seats.sweep(records, name.seats, *options))
-        return self.run(name, lambda records: queue.sweep(records, *options))
+        return self.run(name, _rule(name, queue.sweep, seats.sweep, *options))
 
     def confirm_publish(self, name: LockName, identity: str, grant_timeout_ms: int) -> bool:
-        if _has_seats(name):
-            return self.run(
-                name, lambda records: seats.confirm_publish(records, name.seats, identity, grant_timeout_ms)
-            )
-        return self.run(name, lambda records: queue.confirm_publish(records, identity, grant_timeout_ms))
+        return self.run(name, _rule(name, queue.confirm_publish, seats.confirm_publish, identity, grant_timeout_ms))
 
     def decline_grant(self, name: LockName, grant: Grant, *, foreign: bool, present: bool = False) -> bool:
-        def rule(records: Records) -> bool:
-            if _has_seats(name):
-                return seats.decline_grant(records, name.seats, grant, foreign=foreign, present=present)
-            return queue.decline_grant(records, grant, foreign=foreign, present=present)
-
-        return self.run(name, rule)
+        return self.run(
+            name, _rule(name, queue.decline_grant, seats.decline_grant, grant, foreign=foreign, present=present)
+        )
 
     def remove_waiter(
         self, name: LockName, identity: str, granter: str, *, dead_letter: bool = False, ended: bool = False
     ) -> QueueStepResult:
-        def rule(records: Records) -> QueueStepResult:
-            if _has_seats(name):
-                return seats.remove_waiter(records, name.seats, identity, granter, dead_letter=dead_letter, ended=ended)
-            return queue.remove_waiter(records, identity, granter, dead_letter=dead_letter, ended=ended)
-
+        options = {"dead_letter": dead_letter, "ended": ended}
+        rule = _rule(name, queue.remove_waiter, seats.remove_waiter, identity, granter, **options)
         return self.run(name, rule, Wanted(waiters=(identity,)))
 
     def mark_done(self, name: LockName, identity: str, owner: str, age_us: int) -> None:
-        if _has_seats(name):
-            self.run(name, lambda records: seats.mark_done(records, name.seats, identity, owner, age_us))
-        else:
-            self.run(name, lambda records: runs.mark_done(records, identity, owner, age_us))
+        self.run(name, _rule(name, runs.mark_done, seats.mark_done, identity, owner, age_us))
 
     def list_waiters(self, name: LockName, most: int) -> Waiting:
-        if _has_seats(name):
-            return self._read(name, lambda records: seats.list_waiters(records, name.seats, name.text, most))
-        return self._read(name, lambda records: queue.list_waiters(records, name.text, most))
+        return self._read(name, _rule(name, queue.list_waiters, seats.list_waiters, name.text, most))
 
     def list_due_queues(self, buckets: Sequence[int], most: int, within: float = 0.0) -> list[LockName]:
         return self.backend.due(buckets, most, round(within * 1e6))
@@ -404,6 +374,10 @@ def _read_cursor(cursor: str) -> tuple[Listed, ListCursor]:
     raise ValueError(f"invalid cursor {cursor[:40]!r}: expected the cursor of the page before")
 
 
-def _has_seats(name: LockName) -> bool:
-    """Return whether a command for this name concerns its seats (``limit``). The name of one seat is one lock."""
-    return name.seats not in (ONE_LOCK, ONE_SEAT)
+def _rule(
+    name: LockName, of_lock: Callable[..., T], of_seats: Callable[..., T], *arguments: Any, **options: Any
+) -> Callable[[Records], T]:
+    """Return the rule for a lock, or for a name with seats (``limit``). The name of one seat is one lock."""
+    if name.seats in (ONE_LOCK, ONE_SEAT):
+        return lambda records: of_lock(records, *arguments, **options)
+    return lambda records: of_seats(records, name.seats, *arguments, **options)

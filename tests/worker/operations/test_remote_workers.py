@@ -12,17 +12,17 @@ from click.testing import CliRunner
 from kombu.transport.memory import Transport as MemoryTransport
 from kombu.utils.objects import cached_property
 
-from celery_dlock.control import LockControl, WorkerView
+from celery_dlock.control import LockControl
 from celery_dlock.control.workers import _views
 from celery_dlock.messaging.wire import WIRE_VERSION
-from celery_dlock.worker.inspection import held_locks
+from celery_dlock.worker.inspection import _health, held_locks
 from tests.support.lock_records import forget, held
 from tests.support.polling import eventually
 from tests.support.servers import LOCK_USER, OPERATOR_USER
 
 APP = "tests.support.apps.operating"
 #: The answer of a worker before it told of its losses and counters.
-WHOLE = {"version": "9", "pool": "p", "pid": 7, "running": True, "scanned": 0.1, "held": 0, "leases": []}
+WHOLE = {"version": "9", "pool": "p", "pid": 7, "watchdog": "ok", "scanned": 0.1, "held": 0, "leases": []}
 
 
 class WithoutFanout(MemoryTransport):
@@ -188,7 +188,7 @@ def test_broker_that_hangs_is_reported_in_time(lock_url, own_server):
     [
         ({"error": "KeyError('dlock')"}, "it does not know the command"),
         ({"error": "boom"}, "boom"),
-        ({"version": "9", "pool": "solo", "pid": 7, "off": "dlock_enabled is off"}, "dlock_enabled is off"),
+        ({"version": "9", "pool": "solo", "pid": 7, "problem": "dlock_enabled is off"}, "dlock_enabled is off"),
         (["nonsense"], "cannot be read"),
         (None, "cannot be read"),
         ({"version": "9", "pool": "solo", "pid": 7, "scanned": None, "held": 1, "leases": [[1]]}, "cannot be read"),
@@ -211,8 +211,7 @@ def test_unusable_answer_is_shown_as_a_problem(answer, problem):
     ],
 )
 def test_watchdog_health_follows_from_its_last_round(running, scanned, held, watchdog):
-    answer = {"version": "9", "pool": "p", "pid": 7, "running": running, "scanned": scanned, "held": held, "leases": []}
-    assert list(_views({"w": answer})) == [WorkerView("w", "9", "p", 7, watchdog, scanned, held)]
+    assert _health(running=running, scanned=scanned, held=held) == watchdog
 
 
 def test_losses_and_counters_that_an_older_worker_does_not_tell_are_unknown():
@@ -226,4 +225,4 @@ def test_losses_and_counters_that_an_older_worker_does_not_tell_are_unknown():
 def test_worker_that_takes_no_locks_says_so():
     app = Celery("off", broker="memory://", set_as_current=False)
     answer = held_locks(AttributeDict(app=app, consumer=None))
-    assert "it takes no locks" in answer["off"]
+    assert "it takes no locks" in answer["problem"]

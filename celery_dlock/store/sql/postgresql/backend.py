@@ -144,8 +144,18 @@ class PostgreSQLBackend(SQLBackend):
 
     def _renew(self, leases: list[Lease], within: float | None) -> list[int]:
         names, owners, lives, _ = map(list, zip(*leases, strict=True))
+        asked = names, owners, lives
         with self.pool.lent(within) as connection:
-            renewed = connection.execute(self.sql.renew, (names, owners, lives)).fetchall()
+            try:
+                with connection.pipeline():
+                    connection.execute(self.sql.begin)
+                    connection.execute(self.sql.at_once)
+                    found = connection.execute(self.sql.renew_all, asked)
+                    connection.execute("COMMIT")
+                renewed = found.fetchall()
+            except _LOCKED:
+                connection.execute("ROLLBACK")
+                renewed = connection.execute(self.sql.renew, asked).fetchall()
         return [leases[number - 1].number for (number,) in renewed]
 
 

@@ -127,22 +127,20 @@ class Statements:
     #: Take a free lock. The marks and the holder are looked at before the row is written, so a refusal writes nothing.
     #: The row may be that of a later transaction than the marks. Then its version differs, and it is not taken.
     _free_row = (
-        "INSERT INTO @.dlock_name AS n (name, owner, until_us, since_us, token, ttl_ms, holder, line)"
-        " SELECT a.name, a.owner, t.us + a.ttl_ms * 1000, t.us, greatest(t.us, m.v + 1, o.token + 1),"
-        " a.ttl_ms, a.holder, %s"
+        "INSERT INTO @.dlock_name AS n (name, owner, until_us, since_us, token, ttl_ms, holder, version, line)"
+        " SELECT a.name, a.owner, t.us + a.ttl_ms * 1000, t.us, greatest(t.us, m.v + 1, h.token + 1),"
+        " a.ttl_ms, a.holder, coalesce(h.version, t.us), %s"
         " FROM (SELECT %%(name)s AS name, %%(owner)s AS owner, %%(identity)s AS identity,"
-        " %%(ttl_ms)s::bigint AS ttl_ms, %%(holder)s AS holder) AS a,"
-        " (SELECT @us AS us OFFSET 0) AS t, @.dlock_meta AS m,"
+        " %%(ttl_ms)s::bigint AS ttl_ms, %%(holder)s AS holder) AS a CROSS JOIN"
         # The row may be removed at this moment, and the floor that has its token is not visible yet.
-        " (SELECT max(token) AS token FROM @.dlock_name WHERE name = %%(name)s) AS o WHERE m.k = 'token_floor'"
-        " AND NOT EXISTS (SELECT FROM @.dlock_mark AS k WHERE k.name = a.name AND"
-        " (k.kind = 'tombstone' AND k.key = a.owner OR k.kind = 'done' AND k.key = a.identity))"
+        " (SELECT @us AS us OFFSET 0) AS t CROSS JOIN @.dlock_meta AS m LEFT JOIN @.dlock_name AS h"
+        " ON h.name = %%(name)s WHERE m.k = 'token_floor'"
+        " AND NOT EXISTS (SELECT FROM @.dlock_mark WHERE name = %%(name)s AND kind = 'tombstone' AND key = %%(owner)s)"
+        " AND NOT EXISTS (SELECT FROM @.dlock_mark WHERE name = %%(name)s AND kind = 'done' AND key = %%(identity)s)"
     )
-    _same_version = "n.version = (SELECT h.version FROM @.dlock_name AS h WHERE h.name = excluded.name)"
+    _same_version = "n.version = excluded.version"
     acquire = (
-        _free_row
-        % "NULL::text[]"
-        + " AND NOT EXISTS (SELECT FROM @.dlock_name AS h WHERE h.name = a.name AND h.until_us > t.us)"
+        _free_row % "NULL::text[]" + " AND coalesce(h.until_us, 0) <= t.us"
         " ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until_us = excluded.until_us,"
         " since_us = excluded.since_us, token = greatest(excluded.token, n.token + 1), ttl_ms = excluded.ttl_ms,"
         " holder = excluded.holder, line = NULL WHERE n.owner IS NULL AND n.rest IS NULL"
@@ -185,16 +183,22 @@ class Statements:
         " RETURNING channel IS NOT NULL, CASE WHEN owner IS NOT NULL THEN pg_notify(channel,"
         " concat_ws(chr(31), owner, token, since_us, until_us)) END"
     )
-    #: A row that another transaction has locked is skipped: it must not delay the renewal of the others.
-    renew = (
+    _renew = (
         "WITH asked AS (SELECT * FROM unnest(%s::text[], %s::text[], %s::bigint[])"
-        " WITH ORDINALITY AS a (name, owner, ttl_ms, number)),"
-        " unlocked AS MATERIALIZED (SELECT name FROM @.dlock_name WHERE name = ANY (ARRAY(SELECT name FROM asked))"
-        " ORDER BY name FOR UPDATE SKIP LOCKED)"
+        " WITH ORDINALITY AS a (name, owner, ttl_ms, number)){}"
         " UPDATE @.dlock_name AS n SET until_us = greatest(n.until_us, @us + a.ttl_ms * 1000),"
-        ' ttl_ms = greatest(n.ttl_ms, a.ttl_ms) FROM asked AS a JOIN unlocked AS u ON u.name = a.name COLLATE "C"'
-        ' WHERE n.name = u.name AND n.owner = a.owner COLLATE "C" AND n.rest IS NULL AND n.until_us > @us'
+        " ttl_ms = greatest(n.ttl_ms, a.ttl_ms) FROM asked AS a{}"
+        ' WHERE n.name = a.name COLLATE "C" AND n.owner = a.owner COLLATE "C" AND n.rest IS NULL AND n.until_us > @us'
         " AND n.until_us <= @us + greatest(n.ttl_ms, a.ttl_ms) * 1000 RETURNING a.number"
+    )
+    #: Fails if another transaction has locked a row (:attr:`at_once`). It costs half of the next statement.
+    renew_all = _renew.format("", "")
+    at_once = "SET LOCAL lock_timeout = 1"
+    #: A row that another transaction has locked is skipped: it must not delay the renewal of the others.
+    renew = _renew.format(
+        ", unlocked AS MATERIALIZED (SELECT name FROM @.dlock_name WHERE name = ANY (ARRAY(SELECT name FROM asked))"
+        " ORDER BY name FOR UPDATE SKIP LOCKED)",
+        ' JOIN unlocked AS u ON u.name = a.name COLLATE "C"',
     )
 
     # The time is a subquery here: an index is not used for a bound that may change from row to row.
