@@ -1,7 +1,7 @@
 """The cost of a lock in each kind of store: `make bench-stores`, about five minutes.
 
 Every store is measured in the same run, beside what its driver can do at least. That is a bare upsert and update of one
-row, or SET and DEL. Exits with status 1 if a target is missed. docs/explanation/benchmarks.md explains the figures.
+row, or SET and DEL. Exits with status 1 if a target is missed.
 """
 
 from __future__ import annotations

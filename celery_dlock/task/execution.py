@@ -94,6 +94,8 @@ class Execution:
     refused_because = ""
     #: The broker flagged this delivery as redelivered, or flagged the message of which this is a copy.
     redelivered = False
+    #: The wire version of the worker that republished the message, if that is newer than this worker's; else 0.
+    newer_wire = 0
     #: The tracer has called ``before_start``, and calls the body next.
     body_is_next = False
     #: A newer call has stopped the body (``on_conflict="replace"``).
@@ -127,7 +129,8 @@ class Execution:
         if not request.headers and "headers" not in (headers or ()):
             request.headers = None  # as in a run without this library
         if delivery and delivery.newer_wire:
-            headers = None  # A newer worker gets the message; this one may not be able to read its options.
+            # A newer worker gets the message; this one may not be able to read its options.
+            headers, self.newer_wire = None, delivery.newer_wire
         self.runtime = runtime = task.dlock
         self.call = call = call_of(task, headers, enabled=runtime.switch.on)
         self.options = options = call.options
@@ -307,8 +310,8 @@ class Execution:
         request = acquire_request(self)
         while True:
             try:
-                if self.delivery is not None and self.delivery.newer_wire:
-                    outcomes.leave_to_newer_worker(self, name, self.delivery.newer_wire)
+                if self.newer_wire:
+                    outcomes.leave_to_newer_worker(self, name, self.newer_wire)
                 refusal = self._try_acquire(name, request)
                 if refusal is not None:
                     self._settle(name, request, refusal)

@@ -6,6 +6,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from celery_dlock.control.summary import Health
+from celery_dlock.reports.checks import store_checks
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_store
@@ -211,3 +213,12 @@ def test_calls_in_line_exclude_one_another(url: str) -> None:
         assert tokens == sorted(set(tokens))
         assert len(tokens) == 8 * 15
         assert store.inspect(NAME) is None
+
+
+def test_check_says_that_calls_behind_a_pooler_poll(postgresql_url: str, pgbouncer_url: str) -> None:
+    found = []
+    for url in (postgresql_url, pgbouncer_url):
+        with opened(url) as store:
+            health = Health(up=True, stores=[url], polls=store.info().polls)
+            found.append([check.found for check in store_checks(health) if check.check == "waiting calls"])
+    assert found == [[], ["poll, because a connection pooler keeps releases from waking them"]]

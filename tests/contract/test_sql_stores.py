@@ -9,7 +9,7 @@ import pytest
 
 from celery_dlock.keys.lock_name import LockName
 from celery_dlock.store.base import ReleaseRequest
-from celery_dlock.store.engine.backend import Wanted
+from celery_dlock.store.engine.backend import Conflict, Wanted
 from celery_dlock.store.engine.store import EngineStore
 from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
@@ -134,8 +134,35 @@ def test_removal_that_has_to_wait_for_another_transaction_does_not_stop_the_swee
             run("ROLLBACK")
 
 
+def test_transaction_that_ends_in_a_deadlock_is_a_conflict(sql_url: str) -> None:
+    """So the engine runs the rule again. At the timeout it raises StoreBusy, which ``on_store_error`` handles."""
+    with closing(open_store([StoreLocation.of(sql_url)], timeout=5, prefix="dlock")) as store:
+        assert isinstance(store, EngineStore)
+        backend: Any = store.backend
+        for name in (NAME, OTHER):
+            store.acquire(name, "o.1", TTL, request_of())
+        met, texts = threading.Barrier(2, timeout=10), []
+
+        def lock(mine: LockName, other: LockName) -> None:
+            try:
+                with backend.open(mine, Wanted()) as session:
+                    met.wait()
+                    session._ask(session._sql.lock, (backend.key(other),))
+            except Conflict as conflict:
+                texts.append(str(conflict))
+
+        threads = [threading.Thread(target=lock, args=pair) for pair in ((NAME, OTHER), (OTHER, NAME))]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert len(texts) == 1
+        assert "another transaction had locked the row" in texts[0]
+        assert store.renew([Renewal(NAME, "o.1", TTL), Renewal(OTHER, "o.1", TTL)]) == [True, True]
+
+
 @pytest.mark.invariant("tokens-never-decrease")
-def test_tokens_do_not_go_back_while_unused_rows_are_removed(url: str) -> None:
+def test_tokens_do_not_go_back_while_unused_rows_are_removed(sql_url: str) -> None:
     """In each round, the row counts as unused. Two acquires meet its removal."""
     rounds, tokens = 100, [1 << 62]
     together = threading.Barrier(3)
@@ -150,7 +177,7 @@ def test_tokens_do_not_go_back_while_unused_rows_are_removed(url: str) -> None:
                 assert store.release(NAME, acquisition, ReleaseRequest()).ours
             together.wait(30)
 
-    with closing(open_store([StoreLocation.of(url)], timeout=10, prefix="dlock")) as store:
+    with closing(open_store([StoreLocation.of(sql_url)], timeout=10, prefix="dlock")) as store:
         assert isinstance(store, EngineStore)
         backend: Any = store.backend
         store.acquire(NAME, "first.1", TTL, request_of())

@@ -125,9 +125,11 @@ class LockTables:
 
     def waiting_calls(self) -> int:
         """Return the number of calls that wait for a release."""
-        return int(
-            self._ask(f"SELECT count(*) FROM dlock_call WHERE NOT woken AND until_us > {_NOW[self.scheme]}")[0][0]
-        )
+        calls = {
+            "mysql": f"SELECT count(*) FROM dlock_call WHERE NOT woken AND until_us > {_NOW['mysql']}",
+            "postgresql": "SELECT coalesce(sum(array_length(line, 1)), 0) FROM dlock_name",
+        }
+        return int(self._ask(calls[self.scheme])[0][0])
 
     def claimed_by(self, name: str) -> str | None:
         """Return the id of the call that has claimed the name of this row."""
@@ -149,7 +151,8 @@ class LockTables:
 
     def empty(self) -> None:
         """Forget everything but the tokens."""
-        for table in ("dlock_waiter", "dlock_mark", "dlock_call", "dlock_name"):
+        calls = ("dlock_call",) if self.scheme == "mysql" else ()
+        for table in ("dlock_waiter", "dlock_mark", *calls, "dlock_name"):
             self._ask(f"DELETE FROM {table}")
 
     def end_sessions(self) -> None:

@@ -9,10 +9,12 @@ from ..acquisition import kind_of
 from ..rules.data import Head, LockRecord, Timed
 from ..rules.texts import head_from_text, head_text, record_fields
 
-__all__ = ["HIGHEST", "LOWEST", "Row"]
+__all__ = ["HIGHEST", "LOWEST", "WAKE_US", "Row"]
 
 LOWEST: Final = -(1 << 63)
 HIGHEST: Final = (1 << 63) - 1
+#: Microseconds for which a wake-up is kept for a call that begins to wait after the release.
+WAKE_US: Final = 2_000_000
 #: The fields of a plain lock that the column ``holder`` has.
 _HOLDER: Final = ("identity", "task", "task_id", "node", "pid")
 _PLAIN: Final = {"acquisition", "token", "since", "ttl_ms", *_HOLDER}

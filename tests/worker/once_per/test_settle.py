@@ -39,6 +39,7 @@ class Environment:
         self.urls = Urls(server.url(0), server.url(1), url_of(self.database.url, schema, user="postgres"))
         stack.enter_context(environment_variables({"DLOCK_TEST_DATABASE": self.database.url}))
         self.tasks = stack.enter_context(loaded_app(APP, self.urls))
+        stack.callback(self.tasks.book.dlock.lock_store.close)
         self.workers = [self.start_worker() for _ in range(2)]
         self.killed = {"child": 0, "worker": 0, "server": 0}
 

@@ -18,8 +18,7 @@ from ...model import Released
 from ...rules.data import Guard
 from ..backend import Lease, SQLBackend
 from ..guard import BEGAN_BEFORE, NO_TRANSACTION, UserTransaction
-from ..listener import WAKE_US
-from ..rows import Row
+from ..rows import WAKE_US, Row
 from ..session import SQLSession
 from .connection import Connection, ConnectionPool
 from .listener import Listener

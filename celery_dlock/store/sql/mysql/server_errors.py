@@ -37,7 +37,7 @@ _TEMPORARY: Final = {
 }
 #: Causes that last until the operator changes something.
 _PERMANENT: Final = {
-    ER.ACCESS_DENIED_ERROR: "user or password is wrong: correct dlock_url",
+    ER.ACCESS_DENIED_ERROR: "user or password is wrong, or it wants TLS: correct dlock_url",  # MariaDB for both
     1698: "user or password is wrong: correct dlock_url",
     ER.HOST_NOT_PRIVILEGED: "it does not let this host in: correct dlock_url, or the host of its user",
     ER.DBACCESS_DENIED_ERROR: "the database does not exist, or the user has no right to it: correct the end of "
@@ -58,6 +58,7 @@ _PERMANENT: Final = {
     ER.DATA_TOO_LONG: "a name is too long: shorten dlock_prefix",
     1665: "its binlog_format is STATEMENT: set it to ROW or MIXED",
 }
+_UNTRUSTED: Final = "its certificate is not trusted, or for another host: let ssl_ca name its CA"
 #: Their texts quote values.
 _QUOTING: Final = {ER.PARSE_ERROR, ER.DUP_ENTRY, 1366}
 
@@ -69,6 +70,8 @@ def number_of(error: Error) -> int:
 
 def connection_error(error: Exception) -> StoreUnavailable:
     """Return the exception for a connection that could not be opened. No statement was sent."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):  # the driver has no number for it
+        return StoreRefused(f"the lock store refused: {_UNTRUSTED}; server reply: {_text(error)}")
     known = _known(error) if isinstance(error, Error) else None
     return known or StoreUnavailable(f"the lock store did not answer: {_text(error)} (check dlock_url)")
 

@@ -21,8 +21,7 @@ from ...rules.data import Guard
 from ...server_model import StoreInfo
 from ..backend import Lease, SQLBackend
 from ..guard import BEGAN_BEFORE, NO_TRANSACTION, UserTransaction
-from ..listener import WAKE_US
-from ..rows import Row
+from ..rows import WAKE_US, Row
 from ..session import SQLSession
 from .calls import WaitingCalls
 from .connection import Connection, ConnectionPool

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from ..listener import WAKE_US
+from ..rows import WAKE_US
 from .line import GRANT_US
 
 __all__ = ["Statements"]
