@@ -79,7 +79,7 @@ def _store_warnings(urls: str, info: StoreInfo) -> Iterator[CheckMessage]:
     if not info.durable:
         yield Warning(
             f"lock store {urls} loses its data when it restarts: held locks, waiting calls and used names",
-            hint="Set appendonly yes on each of its servers.",
+            hint=f"{info.durability_cure.capitalize()}.",
             id=f"{TAG}.W002",
         )
     if may_evict(info.eviction):

@@ -11,7 +11,7 @@ class StoreInfo(NamedTuple):
     """The configuration of a store.
 
     Args:
-        durable: The data survives a restart, except for at most the last second.
+        durability_cure: What to set, because a restart loses the data; "" if at most the last second is lost.
         eviction: The eviction policy of a full store: ``noeviction``, or one that deletes keys; "" if it is unknown.
         unreachable: The servers that did not answer, each with the reason.
         can_confirm_fsync: The store can confirm that a write is on disk (WAITAOF).
@@ -20,13 +20,17 @@ class StoreInfo(NamedTuple):
         polls: Calls that wait for a lock look whether it is free. No release can wake them.
     """
 
-    durable: bool
+    durability_cure: str
     eviction: str
     unreachable: tuple[str, ...] = ()
     can_confirm_fsync: bool = False
     replicas: int | None = None
     duplicate_servers: str = ""
     polls: bool = False
+
+    @property
+    def durable(self) -> bool:
+        return not self.durability_cure
 
 
 def may_evict(eviction: str) -> bool:

@@ -179,6 +179,7 @@ class StoreCheck:
             )  # fmt: skip
         if self._parks and not info.durable:
             logger.warning(
-                "tasks with on_conflict='queue' are parked in a store without an append-only file: its restart loses "
-                "waiting calls; action required: set appendonly yes"
+                "tasks with on_conflict='queue' are parked in a store that is not durable: its restart loses waiting "
+                "calls; action required: %s",
+                info.durability_cure,
             )

@@ -15,7 +15,7 @@ from celery_dlock.store.factory import open_store
 from celery_dlock.store.location import StoreLocation
 from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Parked, QueueRequest, Renewal
 from tests.contract.helpers import NAME, TTL, request_of
-from tests.contract.sql_helpers import execute
+from tests.contract.sql_helpers import a_store, connected_user, execute, server_url
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.servers
@@ -199,3 +199,17 @@ def test_tokens_do_not_go_back_while_unused_rows_are_removed(sql_url: str) -> No
     assert floor > tokens[0]
     assert tokens == sorted(set(tokens))
     assert len(tokens) > rounds
+
+
+def test_store_that_loses_data_at_a_restart_names_the_setting_that_keeps_it(sql_url: str) -> None:
+    """The tests' PostgreSQL runs with ``fsync=off``; MariaDB is durable by default."""
+    with closing(a_store(sql_url)) as store, connected_user(server_url(sql_url)) as user:
+        if sql_url.startswith("postgresql"):
+            assert store.info().durability_cure == "set fsync=on"
+            return
+        assert store.info().durable
+        user.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+        try:
+            assert store.info().durability_cure == "set innodb_flush_log_at_trx_commit=1"
+        finally:
+            user.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")

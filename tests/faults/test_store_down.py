@@ -104,9 +104,9 @@ def test_a_store_that_may_evict_or_forget_is_reported_once_when_it_answers(up: E
         f"WARNING.*lock store {re.escape(up.proxy.url())} may drop locks when its memory is full: "
         "its maxmemory-policy is allkeys-lru; action required: set it to noeviction"
     )
-    up.worker.wait_for_log("WARNING.*parked in a store without an append-only file")
+    up.worker.wait_for_log("WARNING.*parked in a store that is not durable")
     assert up.worker.log().count("may drop locks") == 1
-    assert up.worker.log().count("without an append-only file") == 1
+    assert up.worker.log().count("in a store that is not durable") == 1
 
 
 # What the task wants

@@ -182,7 +182,7 @@ class MemoryBackend(Backend):
 
     def info(self) -> StoreInfo:
         # There is no server whose restart could lose data that this process still needs.
-        return StoreInfo(durable=True, eviction="noeviction", replicas=0)
+        return StoreInfo(durability_cure="", eviction="noeviction", replicas=0)
 
     def close(self) -> None:
         """Do nothing: the data stay."""

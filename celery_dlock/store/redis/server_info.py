@@ -46,7 +46,8 @@ def store_info(texts: Sequence[str], *, clustered: bool) -> StoreInfo:
     evicting = (policy for policy in policies if policy != "noeviction")
     durable = all(facts.get("aof_enabled") == "1" for facts in servers)
     fsyncs = durable and all(_version(facts.get("redis_version", "")) >= _WAITAOF for facts in servers)
-    return StoreInfo(durable, next(evicting, "noeviction"), can_confirm_fsync=fsyncs, replicas=_replicas(servers))
+    cure = "" if durable else "set appendonly yes on each server"
+    return StoreInfo(cure, next(evicting, "noeviction"), can_confirm_fsync=fsyncs, replicas=_replicas(servers))
 
 
 def _replicas(servers: Sequence[Mapping[str, str]]) -> int | None:

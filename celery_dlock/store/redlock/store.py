@@ -203,9 +203,8 @@ class RedlockStore(LockStore):
         # A server with two names is reported as that, and not as one that did not answer.
         known = {index: "" if isinstance(one, SameServer) else one for index, one in replies.items()}
         silent = self._servers.failures(known)
-        return StoreInfo(
-            all(one.durable for one in infos), eviction, silent, duplicate_servers=_same_server_text(replies)
-        )
+        cure = next((one.durability_cure for one in infos if not one.durable), "")
+        return StoreInfo(cure, eviction, silent, duplicate_servers=_same_server_text(replies))
 
     def _find_same_server(self, answer: Outcome, replies: Mapping[int, Any], within: float) -> str:
         """Return a text that names two names of one server, or "" if none are known or the lock was refused.

@@ -40,7 +40,7 @@ class SQLStatements(SessionStatements, Protocol):
     due: str
     count: str
     clock: str
-    info: str
+    durability_cure: str
 
 
 class Lease(NamedTuple):
@@ -141,7 +141,7 @@ class SQLBackend(Backend, ABC):
         return float(self._ask(self._texts.clock)[0][0]) / 1e6
 
     def info(self) -> StoreInfo:
-        return StoreInfo(durable=bool(self._ask(self._texts.info)[0][0]), eviction="noeviction")
+        return StoreInfo(durability_cure=self._ask(self._texts.durability_cure)[0][0], eviction="noeviction")
 
     def _plain(self, name: LockName, acquisition: str, ttl_ms: int, request: AcquireRequest) -> dict[str, Any] | None:
         """Return the values of a plain acquire; None if the request is not plain."""

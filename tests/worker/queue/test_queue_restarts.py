@@ -80,7 +80,7 @@ def test_the_store_restarts_with_its_append_only_file(servers, environment):
         servers[1].restart()
         environment.go()
         environment.all_ran_in_order_once()
-        assert "without an append-only file" not in worker.log()
+        assert "in a store that is not durable" not in worker.log()
 
 
 @pytest.mark.invariant("queue-survives-faults")
@@ -157,5 +157,5 @@ def test_all_workers_are_killed_and_started(environment):
 def test_a_store_without_an_append_only_file_is_warned_of_once(servers, environment):
     environment.urls = Urls(servers[0].url(1), servers[2].url(), servers[2].url(2))
     with environment.worker() as worker:
-        worker.wait_for_log("parked in a store without an append-only file")
-        eventually(lambda: worker.log().count("without an append-only file") == 1)
+        worker.wait_for_log("parked in a store that is not durable")
+        eventually(lambda: worker.log().count("in a store that is not durable") == 1)

@@ -304,7 +304,7 @@ def test_waiter_revoked_after_its_worker_restarted_ends_at_its_grant(tmp_path):
 
 def test_a_store_without_an_append_only_file_is_warned_of_once(environment, tasks):
     assert tasks
-    assert len(re.findall("parked in a store without an append-only file", environment.worker.log())) == 1
+    assert len(re.findall("parked in a store that is not durable", environment.worker.log())) == 1
 
 
 def test_an_app_without_a_result_backend_queues_too(tmp_path):

@@ -172,7 +172,7 @@ class Statements:
         " AND name > %s AND name < %s LIMIT 100000) AS n"
     )
     clock = "SELECT @us"
-    info = "SELECT @@innodb_flush_log_at_trx_commit = 1"
+    durability_cure = "SELECT IF(@@innodb_flush_log_at_trx_commit = 1, '', 'set innodb_flush_log_at_trx_commit=1')"
 
     # Each of these removes a bounded number of expired rows, and skips rows that another transaction has locked.
     old_marks = (

@@ -235,7 +235,7 @@ class Statements:
         " AND name > %s AND name < %s LIMIT 100000) AS n"
     )
     clock = "SELECT @us"
-    info = "SELECT current_setting('fsync') = 'on'"
+    durability_cure = "SELECT CASE current_setting('fsync') WHEN 'on' THEN '' ELSE 'set fsync=on' END"
 
     # Each of these removes a bounded number of expired rows, and skips rows that another transaction has locked.
     remove_marks = (
