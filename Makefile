@@ -56,6 +56,7 @@ help:
 	@echo 'make bench-seats   what a call under `limit=N` costs, for N = 1, 10 and 100'
 	@echo 'make bench-server  instructions of the server for one lock, also of an older commit: BASELINE=<commit>'
 	@echo 'make chaos         workers under random faults, and what they kept of the promise: SEED=1 MINUTES=10'
+	@echo '                   STORE=postgresql|mysql: with the locks there (as root on Debian)'
 	@echo '                   or locks whose servers fail over: STORE=sentinel|cluster|redlock3|redlock5|standalone'
 	@echo 'make invariants    write docs/contributing/invariants.md from the tests'
 	@echo 'make reference     write the options, settings and scripts into docs/ from the code'
@@ -236,10 +237,11 @@ MINUTES ?= 10
 FAILOVERS ?= 20
 
 chaos: .venv/.ready
-ifdef STORE
+ifneq (,$(filter sentinel cluster redlock3 redlock5 standalone,$(STORE)))
 	$(BIN)/python -m chaos.failovers --store $(STORE) --seed $(SEED) --failovers $(FAILOVERS) $(if $(JSON),--json $(JSON))
 else
-	$(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES)
+	$(if $(STORE),tools/install-servers)
+	$(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES) $(if $(STORE),--store $(STORE))
 endif
 
 # One solution for every Python (markers), without naming an index: pip uses the one it is configured for.

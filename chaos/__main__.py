@@ -11,6 +11,7 @@ from chaos.output import say
 from chaos.report import report
 from chaos.run import Settings, run
 from chaos.schedule import KINDS
+from chaos.stores import STORES
 
 
 def main() -> int:
@@ -22,11 +23,12 @@ def main() -> int:
     parser.add_argument(
         "--no-renewal", action="store_true", help="no lease is renewed: the checker has to find overlaps"
     )
+    parser.add_argument("--store", choices=STORES, default="redis", help="where the locks are")
     parser.add_argument("--schedule", action="store_true", help="print the schedule and end")
     parser.add_argument("--keep", type=Path, help="where to leave history, logs and resource")
     given = parser.parse_args()
     settings = Settings(
-        given.seed, given.minutes * 60, given.every, kinds=given.kinds, renewal=not given.no_renewal
+        given.seed, given.minutes * 60, given.every, kinds=given.kinds, renewal=not given.no_renewal, store=given.store
     )  # fmt: skip
     if given.schedule:
         sys.stdout.writelines(f"{fault}\n" for fault in settings.plan())

@@ -53,25 +53,14 @@ class Ends:
                     yield task_id, f"{end} {result['result']['exc_type']}" if end == "FAILURE" else end
 
 
-def waiting(ids: Iterable[str], broker: Server, store: Server) -> dict[str, str]:
-    """Return the place of each of these messages that is still in the broker or the store."""
+def waiting(ids: Iterable[str], broker: Server, parked: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the place of each of these messages that is still in the broker or parked in the store."""
     places: list[tuple[str, str]] = []
     with broker.client() as client:
         places += [("queue", text) for text in client.lrange("celery", 0, -1)]
         places += [("unacknowledged", text) for text in client.hvals("unacked")]
-    with store.client() as client:
-        for kind in ("messages", "dead"):
-            for key in client.scan_iter(f"dlock:*:{kind}:*"):
-                places += [(kind, text) for text in client.hvals(key)]
+    places += parked
     return {task_id: place for task_id in ids for place, text in places if task_id in text}
-
-
-def held(store: Server) -> set[str]:
-    """Return the held locks, each with its token."""
-    with store.client() as client:
-        found = {key: client.hget(key, "token") for key in client.scan_iter("dlock:*:lock:*")}
-    # A grant has no holder, and no token.
-    return {f"{key} with token {token}" for key, token in found.items() if token not in (None, "0")}
 
 
 def trails(logs: Iterable[Path]) -> dict[str, Trail]:

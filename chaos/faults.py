@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
 from chaos.history import History
 from chaos.schedule import KINDS, OF_A_CHILD, Fault
+from chaos.stores import ChaosStore, run_command
 from chaos.workers import Fleet, Member
 from tests.support.proxy import Mode, Proxy
 from tests.support.servers import Server
@@ -25,7 +24,7 @@ PATIENCE = 4.0
 @dataclass
 class Targets:
     fleet: Fleet
-    store: Server
+    store: ChaosStore
     broker: Server
     proxy: Proxy
     #: Publishes a task whose body kills its process.
@@ -114,28 +113,22 @@ class Strikes:
     def _on_server(self, fault: Fault) -> bool:
         store, broker = self._targets.store, self._targets.broker
         # On a busy machine a pause begins late, and may last into the next fault.
-        if not store.answering:
+        if not store.server.answering:
             return False
         number = self._note(fault)
         over = {
-            "pause store, short": store.resume,
-            "pause store, long": store.resume,
+            "pause store, short": store.server.resume,
+            "pause store, long": store.server.resume,
             "cut": self._network("pass"),
             "black hole": self._network("pass"),
             "cut replies": self._network("pass"),
         }.get(fault.kind, _nothing)
         {
-            "CLIENT KILL": lambda: _clients(store, "CLIENT", "KILL", "TYPE", "normal"),
-            "SCRIPT FLUSH": lambda: _clients(store, "SCRIPT", "FLUSH"),
-            "FLUSHALL": lambda: _clients(store, "FLUSHALL"),
-            "pause store, short": store.pause,
-            "pause store, long": store.pause,
-            "restart store": store.restart,
-            "kill store": lambda: _killed(store),
+            **store.faults(),
             "cut": self._network("refuse"),
             "black hole": self._network("blackhole"),
             "cut replies": self._network("cut_reply"),
-            "broker CLIENT KILL": lambda: _clients(broker, "CLIENT", "KILL", "TYPE", "normal"),
+            "broker CLIENT KILL": lambda: run_command(broker, "CLIENT", "KILL", "TYPE", "normal"),
             "restart broker": broker.restart,
         }[fault.kind]()
 
@@ -154,20 +147,6 @@ class Strikes:
         target = KINDS[fault.kind].target
         self._history.note("fault", kind=fault.kind, target=target, number=number, lasts=fault.lasts, **facts)
         return number
-
-
-def _clients(server: Server, *command: str) -> None:
-    with server.client() as client:
-        try:
-            client.execute_command(*command)
-        except redis.ConnectionError:
-            if command[0] != "CLIENT":
-                raise  # only CLIENT KILL may cut its own connection off
-
-
-def _killed(server: Server) -> None:
-    server.kill()
-    server.start()
 
 
 def _nothing() -> None:

@@ -6,11 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-
-from celery_dlock.store.redis.keys import LockKeys
+from celery_dlock.keys.lock_name import LockName
 from chaos.history import Event, History, Tail
-from tests.support.servers import Server
+from chaos.stores import ERRORS, ChaosStore
 
 LOOK = 0.01
 #: Faults that do not keep a lock from being freed; all others of its worker or its store make a measure worthless.
@@ -24,7 +22,7 @@ class _Dead:
     kind: str
     run: str
     token: int
-    key: str
+    name: LockName
     at: int
     main: int
 
@@ -35,7 +33,7 @@ class Freeing:
     A measure is dropped where its store or its worker met another fault meanwhile: `dropped` counts them.
     """
 
-    def __init__(self, history: History, store: Server, task: Any) -> None:
+    def __init__(self, history: History, store: ChaosStore, task: Any) -> None:
         self.seconds: dict[str, list[float]] = {}
         self.dropped = 0
         self._tail, self._store, self._task = Tail(history), store, task
@@ -61,7 +59,7 @@ class Freeing:
         while not self._stopped.wait(LOOK):
             for event in self._tail.new():
                 self._read(event)
-            with suppress(redis.RedisError):
+            with suppress(*ERRORS):
                 self._look()
 
     def _read(self, event: Event) -> None:
@@ -98,8 +96,10 @@ class Freeing:
 
     def _watch(self, kind: str, pids: list[int], event: Event) -> None:
         for inside in [inside for inside in self._inside.values() if inside["pid"] in pids]:
-            keys = LockKeys.of("dlock", self._task.lock_spec.name_of((inside["name"], 0, 0.0, ""), {}))
-            dead = _Dead(kind, inside["run"], inside["token"], keys.lock, event["at"], inside["main"])
+            if "/" in inside["name"]:
+                continue  # a seat, whose lock has another name
+            name = self._task.lock_spec.name_of((inside["name"], 0, 0.0, ""), {})
+            dead = _Dead(kind, inside["run"], inside["token"], name, event["at"], inside["main"])
             if any(end is None or event["at"] - end < RECOVERY * 1e9 for end in self._away.values()):
                 self.dropped += 1
             else:
@@ -107,17 +107,8 @@ class Freeing:
             del self._inside[inside["run"]]
 
     def _look(self) -> None:
-        if not self._watched:
-            return
-        with self._store.client(socket_timeout=1) as client:
-            while self._watched:
-                waiting = list(self._watched)
-                for dead in waiting:
-                    if client.hget(dead.key, "token") != str(dead.token):
-                        took = (time.monotonic_ns() - dead.at) / 1e9
-                        self.seconds.setdefault(dead.kind, []).append(took)
-                        self._watched.remove(dead)
-                if self._stopped.wait(LOOK):
-                    return
-                for event in self._tail.new():
-                    self._read(event)
+        for dead in list(self._watched):
+            if self._store.token(dead.name) != dead.token:
+                took = (time.monotonic_ns() - dead.at) / 1e9
+                self.seconds.setdefault(dead.kind, []).append(took)
+                self._watched.remove(dead)

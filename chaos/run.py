@@ -12,12 +12,13 @@ from pathlib import Path
 
 from chaos import resource
 from chaos.broker_log import KEEP_ALL, never_recorded
-from chaos.ends import Ends, Trail, held, trails, waiting
+from chaos.ends import Ends, Trail, trails, waiting
 from chaos.faults import Strikes, Targets
 from chaos.history import VARIABLE, Event, History
 from chaos.publisher import Publisher
 from chaos.release_latency import Freeing
 from chaos.schedule import TTL, Fault, schedule
+from chaos.stores import kinds_of, running_store
 from chaos.workers import APP, POOLS, Fleet
 from tests.support.environ import environment_variables
 from tests.support.processes import ROOT
@@ -41,6 +42,7 @@ class Settings:
         drain: Seconds that all messages then have to end.
         kinds: Kinds of faults; None: all, empty: none.
         renewal: With False no lease is renewed, and the checker has to find the overlaps.
+        store: One of `chaos.stores.STORES`.
     """
 
     seed: int
@@ -52,12 +54,12 @@ class Settings:
     kinds: list[str] | None = None
     renewal: bool = True
     pools: tuple[tuple[str, int], ...] = POOLS
+    store: str = "redis"
 
     def plan(self) -> list[Fault]:
         """The schedule of its faults."""
-        if self.kinds is not None and not self.kinds:
-            return []
-        return schedule(self.seed, self.seconds, self.every, [pool for pool, _ in self.pools], self.kinds)
+        kinds = kinds_of(self.store) if self.kinds is None else self.kinds
+        return schedule(self.seed, self.seconds, self.every, [pool for pool, _ in self.pools], kinds) if kinds else []
 
 
 @dataclass
@@ -97,13 +99,13 @@ def run(settings: Settings, folder: Path, say: Callable[[str], None] = lambda li
     if not settings.renewal:
         ours["DLOCK_CHAOS_RENEWAL"] = "off"
     with ExitStack() as stack:
-        store, broker, results = (
+        broker, results = (
             stack.enter_context(Server(folder / name, persistent=name != "results", options=KEEP_ALL))
-            for name in ("store", "broker", "results")
+            for name in ("broker", "results")
         )
-        assert store.port is not None
+        store = stack.enter_context(running_store(settings.store, folder / "store"))
         proxy = stack.enter_context(Proxy(store.port))
-        urls = Urls(broker.url(), results.url(), proxy.url())
+        urls = Urls(broker.url(), results.url(), store.url(proxy.port))
         stack.enter_context(environment_variables(ours))
         module = stack.enter_context(loaded_app(APP, urls))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -155,14 +157,14 @@ class _Run:
 
     def _still(self) -> dict[str, str]:
         unended = [task_id for task_id in self.publisher.sent if task_id not in self.ends.of]
-        return waiting(unended, self.targets.broker, self.targets.store)
+        return waiting(unended, self.targets.broker, self.targets.store.parked())
 
     def _stuck(self) -> set[str]:
         """Return the locks that are still held although every body and every lease of a dead process is long over."""
-        stuck = held(self.targets.store)
+        stuck = self.targets.store.held()
 
         def some() -> bool:
-            stuck.intersection_update(held(self.targets.store))
+            stuck.intersection_update(self.targets.store.held())
             return bool(stuck)
 
         self._loop(some, QUIET + TTL)

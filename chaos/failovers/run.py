@@ -17,6 +17,7 @@ from chaos.failovers.recovery_time import Resumed
 from chaos.failovers.topologies import Stand, stand
 from chaos.history import VARIABLE, Event, History, Tail
 from chaos.publisher import SteadySender
+from chaos.stores import parked_in
 from tests.support.environ import environment_variables
 from tests.support.polling import eventually
 from tests.support.servers import Server
@@ -234,5 +235,5 @@ class _Run:
         unended = [task_id for task_id in self.sender.sent if task_id not in self.ends.of]
         found: dict[str, str] = {}
         for node in self.store.lock_servers() if unended else ():
-            found |= waiting(unended, self.broker, node)
+            found |= waiting(unended, self.broker, parked_in(node))
         return found

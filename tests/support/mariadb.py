@@ -1,12 +1,14 @@
 """A MariaDB server of the distribution's package."""
 
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pymysql
 
 from tests.support.polling import eventually
@@ -67,6 +69,29 @@ class MariaDB:
         if self._server is not None:
             kill_session(self._server)
             self._server = None
+
+    def stop(self) -> None:
+        """End it orderly (SIGTERM)."""
+        assert self._server is not None, "the server is not running"
+        self._server.terminate()
+        self._server.wait(30)
+        self._server = None
+
+    def pause(self) -> None:
+        """SIGSTOP: the kernel accepts connections, nothing is answered."""
+        assert self._server is not None, "the server is not running"
+        self._server.send_signal(signal.SIGSTOP)
+        # The signal may be a moment on its way.
+        eventually(lambda: not self.answering, message="the server does not stop")
+
+    def resume(self) -> None:
+        assert self._server is not None, "the server is not running"
+        self._server.send_signal(signal.SIGCONT)
+
+    @property
+    def answering(self) -> bool:
+        """It runs and is not paused."""
+        return self._server is not None and psutil.Process(self._server.pid).status() != psutil.STATUS_STOPPED
 
     def _answers(self) -> bool:
         try:

@@ -37,16 +37,19 @@ def own_database(server: MariaDB) -> Iterator[str]:
     with administrator(server) as admin:
         admin.execute(f"CREATE USER IF NOT EXISTS {USER}@'{HOST}'")
         admin.execute(f"CREATE DATABASE {database}")
-        try:
-            yield database
-        finally:
+    try:
+        yield database
+    finally:
+        # Another connection: a test may have killed the server and started it again.
+        with administrator(server) as admin:
             admin.execute(f"DROP DATABASE {database}")
 
 
 @contextmanager
 def migrated_database(server: MariaDB) -> Iterator[str]:
     """Return a context with the name of a database that has the tables, and a user that may use them."""
-    with own_database(server) as database, administrator(server) as admin:
+    with own_database(server) as database:
         MySQLMigrator(StoreLocation.of(url_of(server, database, user=ADMINISTRATOR)), 10).migrate()
-        admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {USER}@'{HOST}'")
+        with administrator(server) as admin:
+            admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {database}.* TO {USER}@'{HOST}'")
         yield database

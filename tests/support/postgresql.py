@@ -1,17 +1,21 @@
 """A PostgreSQL server of the distribution's package, and sessions on it that look like those of sqlite3."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from tests.support.polling import eventually
-from tests.support.processes import HOST, free_port, kill_session, spawn, tail
+from tests.support.processes import HOST, free_port, kill_session, living_children, spawn, tail
 
 PLACE = Path("/usr/lib/postgresql")
 USER = "postgres"
@@ -19,40 +23,97 @@ COUNT = re.compile(r"(?:INSERT 0|UPDATE|DELETE) (\d+)")
 DONE = "-- done --"
 
 
+class PostgreSQL:
+    """A server on one port, which it keeps over kill and restart, with its data.
+
+    Args:
+        folder: A folder of the server's user.
+        further: Further options.
+    """
+
+    def __init__(self, folder: Path, further: tuple[str, ...] = ()) -> None:
+        self.port, self._folder, self._further = free_port(), folder, further
+        self._binaries = max(PLACE.glob("*/bin"), key=lambda path: int(path.parent.name))
+        self._server: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of the administrator."""
+        return f"postgresql://{USER}@{HOST}:{self.port}/postgres"
+
+    def install(self) -> None:
+        command = ["initdb", "-D", "data", "-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "-N"]
+        subprocess.run(
+            [self._binaries / command[0], *command[1:]],
+            user=USER, group=USER, extra_groups=[], cwd=self._folder, check=True, capture_output=True,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        log = self._folder / "log"
+        # The files survive a killed server, so tests need no flush to the disk.
+        options = ["-c", f"listen_addresses={HOST}", "-c", "fsync=off", "-p", str(self.port), "-k", str(self._folder)]
+        command: list[str | Path] = [self._binaries / "postgres", "-D", self._folder / "data", *options, *self._further]
+        # INT: a fast end, which takes the server's own processes along.
+        self._server = server = spawn(command, log, user=USER, death_signal="INT")
+        eventually(lambda: _answers(self.url) or server.poll() is not None, within=60, message=f"PostgreSQL, see {log}")
+        assert server.poll() is None, f"PostgreSQL does not start:\n{tail(log)}"
+
+    def stop(self) -> None:
+        """End it orderly (SIGINT): it ends its sessions first."""
+        assert self._server is not None, "the server is not running"
+        self._server.send_signal(signal.SIGINT)
+        self._server.wait(30)
+        self._server = None
+
+    def kill(self) -> None:
+        if self._server is not None:
+            self._signal(signal.SIGKILL)
+            kill_session(self._server)
+            self._server = None
+
+    def pause(self) -> None:
+        """SIGSTOP to all of its processes: the kernel accepts connections, nothing is answered."""
+        self._signal(signal.SIGSTOP)
+        # The signal may be a moment on its way.
+        eventually(lambda: not self.answering, message="the server does not stop")
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    @property
+    def answering(self) -> bool:
+        """It runs and is not paused."""
+        return self._server is not None and psutil.Process(self._server.pid).status() != psutil.STATUS_STOPPED
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._server is not None, "the server is not running"
+        # Each of its processes has a session of its own. The first one comes first, so that it starts no others.
+        for pid in (self._server.pid, *living_children(self._server.pid, recursive=True)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
 @contextmanager
-def running_postgresql(*further: str) -> Iterator[str]:
-    """The URL of a fresh server with further options, which is gone afterwards."""
+def own_postgresql(*further: str) -> Iterator[PostgreSQL]:
+    """Return a context with a fresh server with further options, which is gone afterwards."""
     # Not pytest's folder: that is closed to other users, and the server refuses to run as root.
     folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
     shutil.chown(folder, USER, USER)
-    binaries = max(PLACE.glob("*/bin"), key=lambda path: int(path.parent.name))
-    data, port, log = folder / "data", free_port(), folder / "log"
-    initdb: list[str | Path] = [
-        binaries / "initdb",
-        "-D",
-        data,
-        "-U",
-        USER,
-        "-A",
-        "trust",
-        "-E",
-        "UTF8",
-        "--no-locale",
-        "-N",
-    ]
-    subprocess.run(initdb, user=USER, group=USER, extra_groups=[], cwd=folder, check=True, capture_output=True)
-    options: list[str | Path] = ["-c", f"listen_addresses={HOST}", "-c", "fsync=off", "-p", str(port), "-k", folder]
-    options += further
-    # INT: a fast end, which takes the server's own processes along.
-    server = spawn([binaries / "postgres", "-D", data, *options], log, user=USER, death_signal="INT")
-    url = f"postgresql://{USER}@{HOST}:{port}/postgres"
+    made = PostgreSQL(folder, further)
     try:
-        eventually(lambda: _answers(url) or server.poll() is not None, within=30, message=f"PostgreSQL, see {log}")
-        assert server.poll() is None, f"PostgreSQL does not start:\n{tail(log)}"
-        yield url
+        made.install()
+        made.start()
+        yield made
     finally:
-        kill_session(server)
+        made.kill()
         shutil.rmtree(folder)
+
+
+@contextmanager
+def running_postgresql(*further: str) -> Iterator[str]:
+    """The URL of a fresh server with further options, which is gone afterwards."""
+    with own_postgresql(*further) as server:
+        yield server.url
 
 
 @contextmanager

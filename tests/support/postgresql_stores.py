@@ -35,18 +35,21 @@ def own_schema(server: str) -> Iterator[str]:
     with administrator(server) as admin:
         if not admin.execute("SELECT FROM pg_roles WHERE rolname = %s", (USER,)).fetchall():
             admin.execute(f"CREATE ROLE {USER} LOGIN")
-        try:
-            yield schema
-        finally:
+    try:
+        yield schema
+    finally:
+        # Another connection: a test may have killed the server and started it again.
+        with administrator(server) as admin:
             admin.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
 
 
 @contextmanager
 def migrated_schema(server: str) -> Iterator[str]:
     """Return a context with the name of a schema that has the tables, and a user that may use them."""
-    with own_schema(server) as schema, administrator(server) as admin:
+    with own_schema(server) as schema:
         location = StoreLocation.of(url_of(server, schema, user="postgres"))
         PostgreSQLMigrator(location, 10).migrate()
-        admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO {USER}")
-        admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {USER}")
+        with administrator(server) as admin:
+            admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO {USER}")
+            admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {USER}")
         yield schema
