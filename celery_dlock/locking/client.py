@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -35,6 +36,7 @@ from ..store.model import (
     Queued,
     Refusal,
     Renewal,
+    Requester,
     StopRequest,
     Tombstoned,
     Unknown,
@@ -43,18 +45,18 @@ from ..store.model import (
 from ..store.operator_model import Waiting
 from ..utils.clock import Clock
 from ..utils.log import logger
-from .earlier_run import used_before
 from .events import FORGOTTEN, MAX_HOLD_OVER, Kind, Listeners, Loss, LossCause
 from .lease import Lease, drift_margin, loss_grace
 from .lease_table import LeaseRecord, LeaseState, LeaseTable
 from .owner import OwnerContext
-from .scan_alarm import ScanAlarm
 from .waiting import Line, RecentWake
 
 __all__ = ["LockClient"]
 
 #: Attempts per acquire. Each attempt has a new acquisition number.
 ATTEMPTS = 2
+#: Seconds without a scan by the watchdog after which an acquire logs an error. Longer than any round of it.
+UNWATCHED = 10.0
 #: Maximum number of waiters in a listing.
 NAMED = 100
 
@@ -94,7 +96,8 @@ class LockClient:
         self._recorder = recorder
         if recorder is not None:
             self._breaker.time_next(2, recorder.store_took)
-        self._scan_alarm = ScanAlarm(lease_table)
+        #: Whether the error was logged that no watchdog looks at the lease table. It is logged again only after a scan.
+        self._unwatched = False
 
     def acquire(self, name: LockName, context: OwnerContext, ttl: float, request: AcquireRequest) -> Lease | Refusal:
         """Take the lock, or return why it was refused. An owner that holds the lock re-enters it.
@@ -364,13 +367,34 @@ class LockClient:
     def _begin(self, record: LeaseRecord, context: OwnerContext, acquired: Acquired, deadline: float) -> Lease:
         """Return the lease of a lock that was taken. The watchdog renews it from now on."""
         record.held(deadline)
-        if not self._scan_alarm.is_watched(record, self._clock.monotonic()):
+        if not self._is_watched(record, self._clock.monotonic()):
             self._give_back(record, context)
             raise StoreNotReady(f"{record.name} is not taken: the thread that renews leases cannot be started")
         lease = Lease(record, acquired, self._clock, self, context)
         context.held[self, record.name] = lease
         context.entered.append(lease)
         return lease
+
+    def _is_watched(self, record: LeaseRecord, now: float) -> bool:
+        """Wake the watchdog and check its last scan. Return false if no watchdog can be started.
+
+        Args:
+            record: The lease that was just acquired.
+            now: The time of its acquisition on the monotonic clock.
+        """
+        if not self._lease_table.wake():
+            return False
+        scanned_at = self._lease_table.scanned_at
+        if not 0 < scanned_at < now - UNWATCHED:
+            self._unwatched = False
+        elif not self._unwatched:
+            self._unwatched = True
+            logger.error(
+                "%s: the watchdog has not looked at the leases of this process for %.0f s; unless it does, this lease "
+                "is not renewed and ends in %.0f s",
+                record.name, now - scanned_at, record.ttl,
+            )  # fmt: skip
+        return True
 
     def _aged(self, request: AcquireRequest, since: float) -> AcquireRequest:
         """Return the request with the age that its message has now. A copy of it may have ended in the meantime."""
@@ -410,7 +434,7 @@ class LockClient:
         self, lease: Lease, name: LockName, context: OwnerContext, request: AcquireRequest
     ) -> Lease | Used:
         if request.once:
-            if earlier := used_before(self._store, self._clock, name, lease, request):
+            if earlier := self._used_before(name, lease, request):
                 return earlier
             # If the lock was taken without once_per, it has no seed for the idempotency key of this entry.
             lease.seed = lease.seed or str(lease.token)
@@ -421,6 +445,16 @@ class LockClient:
         context.entered.append(lease)
         lease.hold_count += 1
         return lease
+
+    def _used_before(self, name: LockName, held: Lease, request: AcquireRequest) -> Used | None:
+        """Return the earlier successful run of a name that its owner enters again; None if there is none."""
+        if held.inner_use is not None and held.inner_use.tick == request.tick:
+            by = Requester(*json.loads(held.inner_use.requester))
+            return Used(Holder(by.task, by.task_id, by.node, int(by.pid), self._clock.wall()), same_message=False)
+        use = self._store.last_run(name, request.tick)
+        if use is None or use.state != "used":
+            return None
+        return Used(Holder(use.task or None, use.task_id or None, use.worker, None, use.since), same_message=False)
 
     def _leave_entry(self, lease: Lease, context: OwnerContext, ending: ReleaseRequest) -> bool:
         lease.hold_count -= 1

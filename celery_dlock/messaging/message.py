@@ -172,6 +172,22 @@ class RepublishHeader(NamedTuple):
         first_receipt = None if received is None else FirstReceipt(*received)
         return cls(rank, conflict_retries, grant, store_retries, redelivered, first_receipt)
 
+    def fields(self, identity: str) -> dict[str, Any]:
+        """Return the header to send with a message of this identity (its digest)."""
+        header = {
+            FIELD: WIRE_VERSION,
+            "identity": identity,
+            "rank": self.rank_us,
+            "conflict_retries": self.conflict_retries,
+            "store_retries": self.store_retries,
+            "redelivered": self.redelivered,
+        }
+        if self.rank_us is None and self.first_receipt is not None:
+            header["received"] = list(self.first_receipt)
+        if self.grant_id:
+            header["grant"] = self.grant_id
+        return header
+
 
 def next_count(count: int) -> int:
     """Return the count of the next republication. It stays at the largest count that a header may carry.
@@ -245,37 +261,15 @@ def publish_again(
     eta = datetime.now(timezone.utc) + timedelta(seconds=delay)
     headers["eta"] = eta.isoformat()
     if not delivery.newer_wire:
-        headers[HEADER] = _header_of_copy(
-            delivery, identity, rank_us, first_receipt, conflict=conflict, redelivered=redelivered
-        )
+        conflicts, others = delivery.conflict_retries, delivery.store_retries
+        # The grant may still be valid. Without its id, the republished message would have to wait for its timeout.
+        carried = RepublishHeader(rank_us, conflicts, delivery.grant_id, next_count(others), redelivered, first_receipt)
+        if conflict:
+            carried = carried._replace(conflict_retries=next_count(conflicts), store_retries=0)
+        headers[HEADER] = carried.fields(identity.digest)
     if not expires:
         headers["expires"] = None
     _publish(app, app.producer_or_acquire, raw, headers, delay)
-
-
-def _header_of_copy(
-    delivery: Delivery,
-    identity: Identity,
-    rank_us: int | None,
-    first_receipt: FirstReceipt,
-    *,
-    conflict: bool,
-    redelivered: bool,
-) -> dict[str, Any]:
-    header = {
-        FIELD: WIRE_VERSION,
-        "identity": identity.digest,
-        "rank": rank_us,
-        "conflict_retries": next_count(delivery.conflict_retries) if conflict else delivery.conflict_retries,
-        "store_retries": 0 if conflict else next_count(delivery.store_retries),
-        "redelivered": redelivered,
-    }
-    if rank_us is None:
-        header["received"] = list(first_receipt)
-    if delivery.grant_id:
-        # The grant may still be valid. Without its id, the republished message would have to wait for its timeout.
-        header["grant"] = delivery.grant_id
-    return header
 
 
 def publish_parked(app: Celery, producers: Producers, raw: RawMessage, identity: str, carried: RepublishHeader) -> None:
@@ -291,15 +285,7 @@ def publish_parked(app: Celery, producers: Producers, raw: RawMessage, identity:
     Raises:
         Unpublishable: No later attempt could publish it.
     """
-    header = {
-        FIELD: WIRE_VERSION,
-        "identity": identity,
-        "rank": carried.rank_us,
-        "conflict_retries": carried.conflict_retries,
-        "grant": carried.grant_id,
-        "redelivered": carried.redelivered,
-    }
-    _publish(app, producers, raw, {**raw.headers, HEADER: header})
+    _publish(app, producers, raw, {**raw.headers, HEADER: carried.fields(identity)})
 
 
 def checked(given: tuple[Any, ...]) -> RawMessage:

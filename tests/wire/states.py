@@ -20,7 +20,7 @@ from celery_dlock import singleton_task
 from celery_dlock.control.audit import Audit
 from celery_dlock.keys.lock_name import LockName, shared_name
 from celery_dlock.locking.events import Listeners
-from celery_dlock.messaging.message import Delivery, FirstReceipt, RawMessage, _header_of_copy
+from celery_dlock.messaging.message import FirstReceipt, RawMessage, RepublishHeader
 from celery_dlock.messaging.message_times import with_sent_time
 from celery_dlock.messaging.parked import ParkedMessage
 from celery_dlock.messaging.tick_header import Tick, header_for
@@ -317,11 +317,10 @@ def task() -> Any:
 
 def write_messages() -> dict[str, Any]:
     """Return headers of messages, and the record of a worker, as this version writes them."""
-    delivery = Delivery("o", 0.0, 0.0, False, (), conflict_retries=2, grant_id="7")  # a plain field
-    identity = Identity("id1", 1)
+    digest = Identity("id1", 1).digest
     return {
-        "ranked": _header_of_copy(delivery, identity, RANK_US, RECEIPT, conflict=True, redelivered=True),
-        "unranked": _header_of_copy(delivery, identity, None, RECEIPT, conflict=False, redelivered=False),
+        "ranked": RepublishHeader(RANK_US, 3, "7", redelivered=True).fields(digest),
+        "unranked": RepublishHeader(None, 2, "7", 1, first_receipt=RECEIPT).fields(digest),
         "called": headers_for(task(), CALL_OPTIONS, None),
         "sent": with_sent_time({}),
         "tick": header_for("app.post", *TICK),

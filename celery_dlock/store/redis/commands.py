@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from ...keys.lock_name import ONE_LOCK, ONE_SEAT
 from ..base import ReleaseRequest
-from ..model import AcquireRequest, Debounce, QueueRequest, Renewal, Replace
+from ..model import AcquireRequest, QueueRequest, Renewal
 from .keys import LockKeys
 from .scripts import SCRIPTS, ScriptVariant
 from .scripts.seated import SEAT_SCRIPTS
@@ -95,7 +95,8 @@ def acquire(
         return _ACQUIRE_FOR_MESSAGE, texts
     identity = "" if request.identity is None else request.identity.digest
     queue = request.queue or QueueRequest()
-    debounce, replace = queue.debounce or Debounce(0, 0), queue.replace or Replace()
+    debounce_ms, debounce_max_ms = queue.debounce or (0, 0)
+    replace_max_ms, is_retry = queue.replace or (0, 0)
     quarantine_ms, failover_epoch = quarantine or ("", "")
     return _with_groups(
         "acquire_queued" if request.queue else "acquire", keys, seats,
@@ -112,8 +113,8 @@ def acquire(
         message=queue.entry, queue_limit=queue.limit, evict_oldest=queue.evict_oldest, after_us=queue.after_us,
         sent_us=queue.sent_us, grant_id=queue.grant_id, park_duplicate=queue.park_duplicate,
         min_hold_ms=request.min_hold_ms, requester_json=request.requester.text, run_mark_ms=request.run_mark_ms,
-        hold_if_unknown=request.hold_if_unknown, debounce_ms=debounce.wait_ms, debounce_max_ms=debounce.last_ms,
-        replace_max_ms=replace.max_ms, is_retry=replace.repeats, quarantine_ms=quarantine_ms,
+        hold_if_unknown=request.hold_if_unknown, debounce_ms=debounce_ms, debounce_max_ms=debounce_max_ms,
+        replace_max_ms=replace_max_ms, is_retry=is_retry, quarantine_ms=quarantine_ms,
         failover_epoch=failover_epoch,
     )  # fmt: skip
 

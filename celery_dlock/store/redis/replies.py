@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from ...errors import StoreUnavailable
 from ...keys.lock_name import ONE_SEAT, LockName
@@ -18,6 +18,7 @@ from ..model import (
     Parked,
     Queued,
     Refusal,
+    Released,
     RenewalResult,
     StopRequest,
     Tombstoned,
@@ -133,33 +134,17 @@ def grant(identity: bytes, entry: bytes, grant_id: bytes = b"") -> Grant | None:
     return Grant(identity.decode(), text(entry), grant_id.decode()) if identity else None
 
 
-class ReleaseReply(NamedTuple):
-    """The reply of a release.
+def released(reply: Any) -> tuple[Released, bool, str]:
+    """Return the result of a release, and what is left to do, from a sum of flags, perhaps with a grant and an error.
 
-    Args:
-        ours: The acquisition held the lock.
-        duplicate_seen: A duplicate of its message was seen.
-        must_sweep: The caller has to sweep the queue, because the script did not have the queue's keys.
-        woke: A caller that waited in its thread or pool slot was woken.
-        granted: The grant to publish.
-        wake_error: The error with which the server refused to wake a caller; "" if it did not.
+    That is: whether the caller has to sweep the queue, because the script did not have the queue's keys, and the error
+    with which the server refused to wake a caller ("": none).
     """
-
-    ours: bool
-    duplicate_seen: bool
-    must_sweep: bool
-    woke: bool
-    granted: Grant | None
-    wake_error: str
-
-
-def released(reply: Any) -> ReleaseReply:
-    """Return the reply of a release: a sum of flags, perhaps with a grant and an error."""
     parts: Sequence[Any] = [reply] if isinstance(reply, int) else reply
     flags, *facts = parts
-    error = text(facts[3]) if flags & 16 else ""
     granted = grant(*facts[:3]) if facts else None
-    return ReleaseReply(bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8), granted, error)
+    ended = Released(bool(flags & 1), bool(flags & 2), granted, bool(flags & 8))
+    return ended, bool(flags & 4), text(facts[3]) if flags & 16 else ""
 
 
 def swept(reply: Sequence[Any]) -> QueueStepResult:

@@ -36,7 +36,7 @@ from .seat_renewals import send_renewals
 from .server_errors import error_from_reply, quarantined
 from .server_info import read_info, store_info
 from .topology import Pipeline, Topology
-from .wakeups import Wakeups
+from .wakeups import Listener, Wakeups
 
 __all__ = ["RedisStore"]
 
@@ -110,11 +110,8 @@ class RedisStore:
         for start in range(0, len(renewals), BATCH):
             batch = renewals[start : start + BATCH]
             answered = send_renewals(self._topology, self._renewals, self._prefix, batch, within)
-            if set(map(type, answered)) == {int}:
-                answers += map(bool, answered)
-            else:
-                refusals += filter(replies.unexecuted, answered)
-                answers += map(replies.renewed, answered)
+            refusals += filter(replies.unexecuted, answered)
+            answers += map(replies.renewed, answered)
         if refusals:
             # Build the error even if other leases were renewed: this makes the topology look for a promoted server.
             error = self._exception_for(refusals[0])
@@ -156,14 +153,13 @@ class RedisStore:
         self, name: LockName, acquisition: str, reply: Any, ending: ReleaseRequest, *, repeated: bool
     ) -> Released:
         """Return the result of a release from its reply. If a waiter may still need a grant, sweep the queue."""
-        ended = replies.released(reply)
-        granted = ended.granted
-        if ended.wake_error:
-            self._wakeups.warn_refused("RPUSH", ended.wake_error)
-        if ended.must_sweep or (repeated and not ending.queue):
+        ended, must_sweep, wake_error = replies.released(reply)
+        if wake_error:
+            self._wakeups.warn_refused("RPUSH", wake_error)
+        if must_sweep or (repeated and not ending.queue):
             pause_ms = DUPLICATE_PAUSE_MS if ending.of_dead_child else 0
-            granted = self.sweep(name, acquisition, *_NO_DEAD_LETTERS, pause_ms).granted
-        return Released(ended.ours or repeated, ended.duplicate_seen, granted, ended.woke)
+            ended = ended._replace(granted=self.sweep(name, acquisition, *_NO_DEAD_LETTERS, pause_ms).granted)
+        return ended._replace(ours=True) if repeated else ended
 
     def shard(self, name: LockName) -> int:
         return self._topology.shard(self._keys(name).lock) if self._topology.clustered else 0
@@ -334,7 +330,7 @@ class RedisStore:
         raise GuardRefused(NO_GUARD)
 
     def release_listener(self, name: LockName) -> ReleaseListener:
-        return self._wakeups.listener(self._keys(name))
+        return Listener(self._wakeups, self._keys(name))
 
     def close(self) -> None:
         self._topology.close()

@@ -28,7 +28,7 @@ from .keys import LockKeys
 from .server_errors import right_missing
 from .topology import Topology
 
-__all__ = ["MAX_BLOCKED", "Wakeups"]
+__all__ = ["MAX_BLOCKED", "Listener", "Wakeups"]
 
 #: Number of connections that one store may block on at the same time. Further waiters queue in their process.
 MAX_BLOCKED: Final = 100
@@ -57,10 +57,6 @@ class Wakeups:
         self._exception_for = exception_for
         self._places = _Places(MAX_BLOCKED)
         self._warned: set[str] = set()
-
-    def listener(self, keys: LockKeys) -> Listener:
-        """Return a listener for releases of one lock. It opens no connection before its first wait."""
-        return Listener(self, keys)
 
     def wait(self, keys: LockKeys, timeout: float) -> bool:
         """Block until a release wakes this caller, at most ``timeout`` seconds. Return whether one may have done so.
@@ -113,7 +109,7 @@ class Wakeups:
 
 
 class Listener:
-    """Listens for releases of one lock.
+    """Listens for releases of one lock. It opens no connection before its first wait.
 
     Args:
         wakeups: Waits of its store.

@@ -10,7 +10,7 @@ from typing import Any
 from celery.signals import worker_init
 
 from celery_dlock import signals, singleton_task
-from celery_dlock.locking import scan_alarm
+from celery_dlock.locking import client
 from celery_dlock.locking.watchdog import Watchdog
 from celery_dlock.utils import threads as native
 from celery_dlock.worker.claim_renewal import ClaimRenewer
@@ -75,7 +75,7 @@ def _start_at_the_second_try(target: Callable[[], None]) -> None:
 def _break(**_: Any) -> None:
     """In workers only: the test's process imports this module, too."""
     if "DLOCK_TEST_HANG" in os.environ:
-        scan_alarm.UNWATCHED = 0.5
+        client.UNWATCHED = 0.5
         Watchdog._wait = lambda *_: native.sleep(600)  # type: ignore[method-assign]  # after its first look
         return
     logging.getLogger("celery_dlock").addFilter(Broken())

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from celery_dlock.errors import LockLost, ReplyLost, StoreNotReady, StoreUnavailable
+from celery_dlock.locking.client import UNWATCHED
 from celery_dlock.locking.lease import Lease
 from celery_dlock.locking.lease_table import LeaseState
-from celery_dlock.locking.scan_alarm import UNWATCHED
 from celery_dlock.locking.waiting import POLL
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.model import AcquireRequest, Held, Identity, Requester, Used
