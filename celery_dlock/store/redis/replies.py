@@ -137,8 +137,8 @@ def grant(identity: bytes, entry: bytes, grant_id: bytes = b"") -> Grant | None:
 def released(reply: Any) -> tuple[Released, bool, str]:
     """Return the result of a release, and what is left to do, from a sum of flags, perhaps with a grant and an error.
 
-    That is: whether the caller has to sweep the queue, because the script did not have the queue's keys, and the error
-    with which the server refused to wake a caller ("": none).
+    The second value says whether the caller has to sweep the queue, because the script did not have its keys. The third
+    is the error with which the server refused to wake a caller ("": none).
     """
     parts: Sequence[Any] = [reply] if isinstance(reply, int) else reply
     flags, *facts = parts
