@@ -159,7 +159,7 @@ lane-newest: venv-newest
 test-servers: .venv/.ready
 	tools/install-servers
 	.venv/$(INSTALL) --no-deps --require-hashes -r requirements/browser.txt
-	$(RUN) $(BIN)/python -q -m 'servers and not slow'
+	$(RUN) $(BIN)/python $(PYTEST) -q -m 'servers and not slow'
 	for store in postgresql mysql; do \
 	$(MAKE) --no-print-directory worker-tests STORE=$$store WORKER_TESTS='$(SOME_WORKER_TESTS)' || exit 1; done
 	$(MAKE) --no-print-directory test-slow SLOW=slow
