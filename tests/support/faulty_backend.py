@@ -48,6 +48,9 @@ class FaultyBackend:
         fault: Does what the failing commit does.
     """
 
+    #: Long enough for one more attempt, whatever the machine does besides.
+    timeout = 60.0
+
     def __init__(self, backend: Backend, fails: Callable[[], bool], fault: Fault) -> None:
         self._backend, self._fails, self._fault = backend, fails, fault
         #: How many commits have failed.
