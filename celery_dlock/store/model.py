@@ -314,11 +314,14 @@ class Used(NamedTuple):
         by: The earlier run.
         same_message: The earlier run was a run of the same message.
         granted: The grant of the next waiter, if this message had a grant. The caller must publish its message.
+        result_stored: The result of the earlier run is stored. False: its process may have died before that, after a
+            transaction of the user had settled it.
     """
 
     by: Holder
     same_message: bool
     granted: Grant | None = None
+    result_stored: bool = True
 
 
 class Unknown(NamedTuple):

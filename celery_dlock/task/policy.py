@@ -285,11 +285,11 @@ def _after_earlier_run(earlier: Used | Unknown, options: LockOptions) -> Decisio
     by = earlier.by
     if isinstance(earlier, Unknown):
         return Fail(_outcome_unknown(by), "unknown")
-    if earlier.same_message:
+    if earlier.same_message and earlier.result_stored:
         return DropDuplicate("this message has finished already")
     if options.on_used == "raise":
         return Fail(_used_by(by), "used")
-    if options.on_used == "return" and by.task_id and len(by.task_id) < CUT:
+    if options.on_used == "return" and not earlier.same_message and by.task_id and len(by.task_id) < CUT:
         return ReturnFirstResult(by.task_id, _used_by(by))
     return Skip(_used_by(by))
 

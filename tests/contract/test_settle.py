@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -12,7 +13,7 @@ from celery_dlock import Lock
 from celery_dlock.errors import DLockError, GuardRefused
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.engine.store import EngineStore
-from celery_dlock.store.model import Acquired, AcquireRequest, Identity, Refusal, Unknown, Used
+from celery_dlock.store.model import Acquired, AcquireRequest, Duplicate, Identity, Refusal, Unknown, Used
 from celery_dlock.store.sql.session import SQLSession
 from tests.contract.helpers import NAME, TTL, ending_of, request_of
 from tests.contract.sql_helpers import a_store, connected_user, server_url
@@ -99,6 +100,20 @@ def test_process_that_dies_after_the_commit_leaves_a_used_name(store: EngineStor
     assert [run.state for run in store.unsettled_runs()] == []
 
 
+def test_message_is_a_duplicate_when_its_settled_run_has_released_the_lock(store: EngineStore, user: Any) -> None:
+    """Until then, a redelivered message of the run must store an end of its own."""
+    again = request_of("a", once=True, redelivered=True)
+    take(store, "a")
+    with user.transaction():
+        assert settle(store, "a", user)
+    lose_process(store, "a")
+    answer = store.acquire(NAME, "a.2", TTL, again)
+    assert isinstance(answer, Used)
+    assert (answer.same_message, answer.result_stored) == (True, False)
+    store.release(NAME, "a.1", success("a"))
+    assert isinstance(store.acquire(NAME, "a.3", TTL, again), Duplicate)
+
+
 def test_failure_after_the_commit_leaves_a_used_name(store: EngineStore, user: Any) -> None:
     take(store, "a")
     with user.transaction():
@@ -120,6 +135,55 @@ def test_process_that_dies_before_the_commit_leaves_a_free_name(
     )
     assert answer is not None
     assert not answer.after_crash
+
+
+@pytest.mark.parametrize("action", ["resolve", "forget"])
+def test_operator_does_not_overwrite_a_run_that_a_transaction_settles_meanwhile(
+    store: EngineStore, user: Any, sql_url: str, action: str
+) -> None:
+    """The operator has read an unknown outcome, and waits for the row that the transaction writes."""
+    take(store, "x")
+    lose_process(store, "x")
+    take(store, "a")
+    with closing(a_store(sql_url)) as operator, ThreadPoolExecutor(1) as thread, user.transaction():
+        assert settle(store, "a", user)
+        unknown = operator.last_run(NAME)
+        assert unknown is not None
+        if action == "resolve":
+            waiting = thread.submit(operator.resolve_run, NAME, sent=False, window_ms=WINDOW, mark=unknown.mark)
+        else:
+            waiting = thread.submit(operator.forget_run, NAME, mark=unknown.mark)
+        eventually(lambda: waits_for_a_row(sql_url))
+        user.execute("COMMIT")
+        assert waiting.result(20) is False
+        assert state(store) == "used"
+
+
+def waits_for_a_row(sql_url: str) -> bool:
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    if not sql_url.startswith("postgresql"):
+        waiting = "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    with connected_user(server_url(sql_url)) as administrator:
+        return bool(administrator.execute(waiting).fetchall())
+
+
+@pytest.mark.parametrize("reason", ["server", "autocommit"])
+def test_settle_that_is_refused_leaves_the_outcome_of_a_later_crash_unknown(
+    store: EngineStore, user: Any, reason: str
+) -> None:
+    take(store, "a")
+    if reason == "server":
+        user.execute("CREATE TABLE IF NOT EXISTS users_table (id int)")
+        with user.transaction():
+            user.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            user.execute("SELECT * FROM users_table")
+            with pytest.raises(GuardRefused):
+                settle(store, "a", user)
+    else:
+        with pytest.raises(GuardRefused):
+            settle(store, "a", user)
+    lose_process(store, "a")
+    assert isinstance(next_call(store, hold_if_unknown=True), Unknown)
 
 
 def test_process_that_dies_before_it_settles_leaves_an_unknown_outcome(store: EngineStore, user: Any) -> None:

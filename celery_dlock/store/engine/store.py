@@ -177,7 +177,15 @@ class EngineStore:
     def guard(self, name: LockName, acquisition: str, connection: Any, settles: ReleaseRequest | None = None) -> bool:
         lock_guard = self.backend.guard_of(connection)
         made = self.run(name, lambda records: guard.guard(records, acquisition, settles))
-        return made is not None and lock_guard(name, made)
+        if made is None:
+            return False
+        locked = False
+        try:
+            locked = lock_guard(name, made)
+        finally:
+            if not locked and (settled := made.settled) is not None:
+                self.run(name, lambda records: runs.put_run_back(records, settled))
+        return locked
 
     def release_listener(self, name: LockName) -> ReleaseListener:
         return self.backend.release_listener(name)

@@ -120,9 +120,10 @@ class _Call:
         request = self.request
         if finished_at is not None and (request.redelivered or self.rank - request.doubt_us <= int(finished_at)):
             return Duplicate(self._end_waiting())
-        if self.mark.state == "used":
+        if self.mark.is_used:
             by = run_holder(self.mark)
-            return Used(by, by.identity == self.identity, self._end_waiting())
+            stored = self.mark.state == "used"
+            return Used(by, by.identity == self.identity, self._end_waiting(), result_stored=stored)
         return None
 
     # -- refusals

@@ -104,7 +104,11 @@ class LockRecord:
 
 @dataclass(frozen=True)
 class RunMark:
-    """The mark of a name's last run (``once_per``). Its fields are described in ``scripts/lib/run_mark.lua``."""
+    """The mark of a name's last run (``once_per``). Its fields are described in ``scripts/lib/run_mark.lua``.
+
+    In a database it has one more state. ``"settled"``: the transaction of the user has committed the success, and the
+    run has not released the lock yet. So its result may not be stored.
+    """
 
     state: str = ""
     at: str = ""
@@ -119,6 +123,10 @@ class RunMark:
     @property
     def text(self) -> str:
         return "\n".join(getattr(self, each.name) for each in fields(self))
+
+    @property
+    def is_used(self) -> bool:
+        return self.state in ("used", "settled")
 
     @property
     def shown(self) -> str:
@@ -280,13 +288,29 @@ class Mark:
     until: int
 
 
+class Settlement(NamedTuple):
+    """The run mark of a transaction of the user (``lease.settle``).
+
+    Args:
+        tick: The digest of the tick; "" for the name itself.
+        mark: The mark that the transaction itself writes.
+        before: The text of the mark of the run that is settled.
+        after: The text that stands there until the transaction commits.
+    """
+
+    tick: str
+    mark: Mark
+    before: str
+    after: str
+
+
 class Guard(NamedTuple):
     """The guard of a transaction of the user.
 
     Args:
         token: The fencing token of the holder.
-        run: The tick and the run mark that the transaction itself writes (``lease.settle``); None: it writes none.
+        settled: The run mark of the transaction; None: it writes none.
     """
 
     token: int
-    run: tuple[str, Mark] | None = None
+    settled: Settlement | None = None

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..base import ReleaseRequest
 from ..operator_model import RunView
 from . import views
-from .data import Mark, RunMark
+from .data import Mark, RunMark, Settlement
 from .records import DONE_MS, TOMBSTONE_MS, Records
 
-__all__ = ["forget_run", "last_run", "mark_and_holder", "mark_done", "resolve_run", "save_run_mark", "settle_run"]
+__all__ = [
+    "forget_run",
+    "last_run",
+    "mark_and_holder",
+    "mark_done",
+    "put_run_back",
+    "resolve_run",
+    "save_run_mark",
+    "settle_run",
+]
 
 
 def last_run(records: Records, name: str, tick: str) -> RunView | None:
@@ -67,17 +78,25 @@ def save_run_mark(records: Records, acquisition: str, ending: ReleaseRequest) ->
     records.put_mark("run", ending.tick, ended.text, seed_ms)
 
 
-def settle_run(records: Records, acquisition: str, ending: ReleaseRequest) -> tuple[str, Mark] | None:
-    """Return the tick and the run mark that a transaction of the user writes; None if the run has no run mark.
+def settle_run(records: Records, acquisition: str, ending: ReleaseRequest) -> Settlement | None:
+    """Prepare the run mark that a transaction of the user writes. Return None if the run has no run mark.
 
-    From now on, the transaction alone decides. Until it commits, the run counts as one that did not succeed. If its
-    process dies, the mark is rolled back with the rows, so the outcome is known.
+    Until the transaction commits, the run counts as one that did not succeed. If its process dies, the mark is rolled
+    back with the rows, so the outcome is known.
     """
     if not ending.used_ms:
         return None
+    before = records.mark("run", ending.tick) or ""
     save_run_mark(records, acquisition, ending._replace(used_ms=0))
-    until = records.now + ending.used_ms * 1000
-    return ending.tick, Mark(_used(records, acquisition, ending).text, until)
+    after = records.mark("run", ending.tick) or ""
+    used = dataclasses.replace(_used(records, acquisition, ending), state="settled")
+    return Settlement(ending.tick, Mark(used.text, records.now + ending.used_ms * 1000), before, after)
+
+
+def put_run_back(records: Records, settled: Settlement) -> None:
+    """Undo :func:`settle_run`, because the transaction was not guarded: a death of the process is unknown again."""
+    if settled.before != settled.after == records.mark("run", settled.tick):
+        records.put_mark("run", settled.tick, settled.before, records.mark_left_ms("run", settled.tick))
 
 
 def _used(records: Records, acquisition: str, ending: ReleaseRequest) -> RunMark:

@@ -112,9 +112,9 @@ def run_view(name: str, tick: str, mark: RunMark, left_ms: int, acquisition: str
     Returns:
         The run; None if there is no mark, or if its run ended without a success.
     """
-    if mark.state not in ("used", "started", "unknown"):
+    if not mark.is_used and mark.state not in ("started", "unknown"):
         return None
-    state: Literal["used", "unknown", "running"] = "used" if mark.state == "used" else "unknown"
+    state: Literal["used", "unknown", "running"] = "used" if mark.is_used else "unknown"
     if mark.state == "started" and mark.acquisition == acquisition:
         state = "running"
     by = run_holder(mark)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..engine.backend import Changes, Wanted
+from ..engine.backend import Changes, Conflict, Wanted
 from ..rules.data import Mark, MarkKind, QueuePart, Waiter
 from ..rules.texts import waiter_from_texts, waiter_text
 from .rows import HIGHEST, LOWEST, Row
@@ -21,6 +21,7 @@ class SessionStatements(Protocol):
     marks_of_kind: str
     put_mark: str
     drop_mark: str
+    lock_mark: str
     waiters: str
     first_waiting: str
     first_delayed: str
@@ -143,8 +144,22 @@ class SQLSession(ABC):
             if mark is None:
                 writes.append((sql.drop_mark, (key, kind, name)))
             else:
+                self._check_run_mark(kind, name)
                 writes.append((sql.put_mark, (key, kind, name, mark.text, mark.until)))
         self._commit([*writes, *self._wakes(changes, row)])
+
+    def _check_run_mark(self, kind: MarkKind, key: str) -> None:
+        """Check that no transaction has settled the run since its mark was read: it does not lock the row of the name.
+
+        Raises:
+            Conflict: One has.
+        """
+        read = self._marks.get((kind, key)) if kind == "run" else None
+        if read is None:
+            return
+        found = self._ask(self._texts.lock_mark, (self._key, kind, key))
+        if found and found[0][0] != read.text:
+            raise Conflict(f"a transaction has settled the run of {self._key}")
 
     @abstractmethod
     def _wakes(self, changes: Changes, row: Row) -> list[tuple[str, Any]]:

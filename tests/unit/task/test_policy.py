@@ -208,6 +208,17 @@ def test_on_used_decides_a_used_name_under_every_policy(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ONCE_POLICIES)
+def test_message_of_a_run_that_died_with_its_result_stores_an_end_of_its_own(policy: str) -> None:
+    """There is no result that ``on_used="return"`` could return."""
+    reason = "already done by app.pay[id9] on node7 at 2023-11-14T22:13:20.000+00:00 (once_per)"
+    expected = {"skip": Skip(reason), "return": Skip(reason), "raise": Fail(reason, "used")}
+    for on_used, decision in expected.items():
+        chosen = options(policy, once_per=60, on_used=on_used)
+        for situation in EVERY_SITUATION:
+            assert decide(Used(HOLDER, same_message=True, result_stored=False), chosen, situation) == decision
+
+
+@pytest.mark.parametrize("policy", ONCE_POLICIES)
 def test_unknown_outcome_fails_under_every_policy_and_names_process_and_remedy(policy: str) -> None:
     chosen = options(policy, once_per=60, after_crash="hold")
     for situation in EVERY_SITUATION:

@@ -87,11 +87,11 @@ def environment(tmp_path):
 @pytest.mark.parametrize("calls", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_each_row_is_written_once_and_no_outcome_is_unknown(environment, calls):
     expected, book = list(range(calls)), environment.tasks.book
-    for number in expected * 2:
-        book.delay(number)
+    results = [book.delay(number) for number in expected * 2]
     environment.kill_until(lambda: set(environment.numbers()) == set(expected), within=calls + 200)
     # Duplicates and copies of killed runs may still come.
     eventually(lambda: {book.used(number).state for number in expected} == {"used"}, 120)
+    eventually(lambda: all(result.ready() for result in results), 120)
     assert environment.numbers() == expected
 
 

@@ -94,8 +94,8 @@ class MySQLBackend(SQLBackend):
             return False
         if _ask_user(user, self.sql.lock_guard, theirs) is None:
             return False
-        if made.run is not None:
-            tick, mark = made.run
+        if made.settled is not None:
+            tick, mark = made.settled.tick, made.settled.mark
             values = key.encode(), b"run", tick.encode(), mark.text.encode(), mark.until
             _ask_user(user, self.sql.settle, values)
         return True

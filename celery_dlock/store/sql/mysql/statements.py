@@ -52,6 +52,7 @@ class Statements:
         " ON DUPLICATE KEY UPDATE text = VALUES(text), until_us = VALUES(until_us)"
     )
     drop_mark = "DELETE FROM dlock_mark WHERE name = %s AND kind = %s AND `key` = %s"
+    lock_mark = "SELECT text FROM dlock_mark WHERE name = %s AND kind = %s AND `key` = %s FOR UPDATE"
 
     waiters = f"{_WAITER} AND identity IN %s"
     first_waiting = f"{_WAITER} AND waiting BETWEEN %s AND %s ORDER BY waiting, identity LIMIT %s"

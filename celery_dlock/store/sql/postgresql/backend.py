@@ -95,8 +95,8 @@ class PostgreSQLBackend(SQLBackend):
             return False
         if locked[0] != began:
             raise GuardRefused(NO_TRANSACTION)
-        if made.run is not None:
-            tick, mark = made.run
+        if made.settled is not None:
+            tick, mark = made.settled.tick, made.settled.mark
             if _written(user, self.sql.settle, (key, "run", tick, mark.text, mark.until)) is None:
                 raise GuardRefused(BEGAN_BEFORE)
         return True

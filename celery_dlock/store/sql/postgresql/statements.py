@@ -59,6 +59,7 @@ class Statements:
         " ON CONFLICT (name, kind, key) DO UPDATE SET text = excluded.text, until_us = excluded.until_us"
     )
     drop_mark = "DELETE FROM @.dlock_mark WHERE name = %s AND kind = %s AND key = %s"
+    lock_mark = "SELECT text FROM @.dlock_mark WHERE name = %s AND kind = %s AND key = %s FOR UPDATE"
 
     waiters = f"{_WAITER} AND identity = ANY(%s)"
     first_waiting = (
