@@ -119,7 +119,7 @@ class EngineTarget:
         clock = MemoryClock(lambda: self._time)
         self._memory = MemoryBackend(clock)
         checked: Any = CheckedBackend(proven_backend(clock), self._memory)
-        self._backend = FaultyBackend(checked, one_in_three(1) if fault else lambda: False, fault or conflict)
+        self._backend = FaultyBackend(checked, one_in_three(1) if fault else lambda: False, fault or conflict, 60)
         self._loses = fault is lost_reply
         self._hand = EngineStore(checked)
         self.store: LockStore = Resending(EngineStore(self._backend))  # type: ignore[arg-type,assignment]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from celery_dlock.errors import GuardRefused, StoreBusy
 from celery_dlock.store.base import ReleaseRequest
@@ -197,6 +198,13 @@ def test_guard_is_refused_outside_of_a_transaction(store: EngineStore, user: Any
         store.guard(NAME, "a.1", user)
     with pytest.raises(GuardRefused, match="no connection that can be guarded"):
         store.guard(NAME, "a.1", object())
+
+
+def test_connection_whose_rows_are_mappings_is_guarded(postgresql_url: str) -> None:
+    url = server_url(postgresql_url)
+    with closing(a_store(postgresql_url)) as store, psycopg.connect(url, row_factory=dict_row) as user:
+        take(store, "a.1")
+        assert store.guard(NAME, "a.1", user)
 
 
 def test_guard_is_refused_if_the_transaction_reads_an_older_state(store: EngineStore, user: Any) -> None:

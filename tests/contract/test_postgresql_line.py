@@ -2,11 +2,14 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
+import psycopg
 import pytest
 
 from celery_dlock.control.summary import Health
+from celery_dlock.errors import ReplyLost, ReplyTimeout
 from celery_dlock.reports.checks import store_checks
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.engine.store import EngineStore
@@ -213,6 +216,45 @@ def test_calls_in_line_exclude_one_another(url: str) -> None:
         assert tokens == sorted(set(tokens))
         assert len(tokens) == 8 * 15
         assert store.inspect(NAME) is None
+
+
+@pytest.mark.invariant("store-calls-are-idempotent")
+def test_call_that_cannot_leave_the_line_may_have_the_lock(url: str) -> None:
+    """Its acquisition is released then, as that of an acquire whose reply was lost."""
+    with opened(url) as other, closing(open_store([StoreLocation.of(url)], timeout=1, prefix="dlock")) as store:
+        assert isinstance(store, EngineStore)
+        store.acquire(NAME, "h.1", TTL, request_of("h"))
+        listener = store.release_listener(NAME)
+        assert isinstance(listener, Listener)
+        backend = other.backend
+        assert isinstance(backend, PostgreSQLBackend)
+        with ThreadPoolExecutor(1) as thread, backend.pool.lent() as connection, connection.transaction():
+            waiting = thread.submit(listener.wait_in_line, "w.1", TTL, request_of("w", notify=True, waited=True), 1.0)
+            eventually(lambda: line(store) == ["w.1"])
+            row = f'SELECT FROM "{backend.pool.schema}".dlock_name WHERE name = %s FOR UPDATE'
+            connection.execute(row, (backend.key(NAME),))
+            assert type(waiting.exception(timeout=20)) in (ReplyLost, ReplyTimeout)
+        store.release(NAME, "w.1", ReleaseRequest(outcome_unknown=True))
+        released(store, "h.1")
+        assert store.inspect(NAME) is None
+
+
+def test_call_looks_itself_if_the_server_refuses_the_connection_that_listens(
+    postgresql: str, postgresql_url: str
+) -> None:
+    with opened(postgresql_url) as store, psycopg.connect(postgresql, autocommit=True) as administrator:
+        backend = store.backend
+        assert isinstance(backend, PostgreSQLBackend)
+        with backend.pool.lent(), backend.pool.lent():
+            pass  # two connections, for the call that waits and for the release
+        store.acquire(NAME, "h.1", TTL, request_of("h"))
+        administrator.execute("ALTER ROLE dlock CONNECTION LIMIT 1")
+        try:
+            call = Waiting(store, "w.1", request_of("w"))
+            assert released(store, "h.1")
+            assert isinstance(call.ended(), Transferred)
+        finally:
+            administrator.execute("ALTER ROLE dlock CONNECTION LIMIT -1")
 
 
 def test_check_says_that_calls_behind_a_pooler_poll(postgresql_url: str, pgbouncer_url: str) -> None:

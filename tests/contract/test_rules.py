@@ -60,6 +60,16 @@ def test_memory_and_scripts_agree_on_random_histories(
 
 
 @pytest.mark.invariant("stores-agree")
+def test_dead_letter_ends_when_its_message_comes_again_and_is_replaced(clean_server: Server) -> None:
+    """An operator who requeued it would run the call a second time."""
+    parked, newer, again = Step("acquire_queued", 0, 1, 0, 0), Step("acquire_debounced", 0, 2, 0, 0), (0, 1, 1, 0)
+    dead = Step("remove", 0, 1, 0, 1)
+    history = [Step("acquire", 0, 0, 0, 0), parked, newer, dead, Step("acquire_debounced", *again)]
+    with closing(clean_server.client()) as client:
+        run(clean_server, client, history)
+
+
+@pytest.mark.invariant("stores-agree")
 def test_memory_and_scripts_agree_on_older_debounced_calls(clean_server: Server) -> None:
     """Two cases that random histories seldom reach: a waiter that is due later, and a late grant of an older call."""
     with closing(clean_server.client()) as client, closing(TwoStores(clean_server, client)) as stores:

@@ -92,7 +92,7 @@ class TwoStores:
         #: Everything that the backend holds.
         self.memory = MemoryBackend(clock)
         backend: Any = CheckedBackend(proven_backend(clock), self.memory)
-        self._faulty = FaultyBackend(backend, one_in_three(1) if fault else lambda: False, fault or conflict)
+        self._faulty = FaultyBackend(backend, one_in_three(1) if fault else lambda: False, fault or conflict, 60)
         self._loses = fault is lost_reply
         self.local = Resending(EngineStore(self._faulty))  # type: ignore[arg-type]
         self.redis = open_operator_store((StoreLocation.of(server.url()),), timeout=5, prefix=self.prefix)

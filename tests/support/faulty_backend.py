@@ -46,10 +46,12 @@ class FaultyBackend:
         backend: The backend.
         fails: Returns whether the next commit fails.
         fault: Does what the failing commit does.
+        timeout: How long the engine runs a rule again, in place of the backend's own timeout.
     """
 
-    def __init__(self, backend: Backend, fails: Callable[[], bool], fault: Fault) -> None:
+    def __init__(self, backend: Backend, fails: Callable[[], bool], fault: Fault, timeout: float | None = None) -> None:
         self._backend, self._fails, self._fault = backend, fails, fault
+        self.timeout = backend.timeout if timeout is None else timeout
         #: How many commits have failed.
         self.faults = 0
 

@@ -67,13 +67,12 @@ class DebouncedCall(ReplaceableCall):
         if newest.identity is not None and newest.identity != self.identity:
             newest_entry = records.entry(newest.identity)
         pending = newest_entry is not None and records.replaced_by(newest.identity or "") is None
+        records.put_entry(self.identity, self.queue.entry)
+        records.drop_dead(self.identity)
         if self.older or (pending and self.rank < newest.rank):
-            records.put_entry(self.identity, self.queue.entry)
             self._await_end(self.identity, self.rank, newest.task_id)
             return self._replaced(self._wait_until(now + END_WITHIN_US, held), newest.task_id)
-        records.put_entry(self.identity, self.queue.entry)
         records.put_lost_grants(self.identity, self.rank, 0)
-        records.drop_dead(self.identity)
         delays = self.queue.debounce or Debounce(0, 0)
         due, last, evicted = now + delays.wait_ms * 1000, now + delays.last_ms * 1000, None
         # A granted call is about to start, so it is not replaced.

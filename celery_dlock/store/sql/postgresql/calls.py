@@ -1,7 +1,8 @@
 """The calls of this process that wait in lines, and the connection on which releases tell them.
 
 All calls share one connection that listens (``LISTEN``). One of the waiting calls reads it for all, so no thread is
-needed, and a forked child or a greenlet can wait. Behind a pooler there is no ``LISTEN``: each call looks at its row.
+needed, and a forked child or a greenlet can wait. Behind a pooler there is no ``LISTEN``: each call looks at its row,
+as it does if the server refuses the connection.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import psycopg
 
+from ....errors import StoreUnavailable
 from .connection import Connection, ConnectionPool
 from .line import SEPARATOR
 
@@ -47,45 +49,39 @@ class WaitingCalls:
         # The right to use the connection. As in store/redis/pool: the operations of a deque are atomic.
         self._reader = collections.deque([None])
 
-    @property
-    def pooled(self) -> bool:
-        """Whether a pooler stands before the server, so that no release can tell a call."""
-        return self._pool.pooled
-
     @contextmanager
     def entered(self, acquisition: str) -> Iterator[Call]:
-        """Return a context in which releases can tell a call.
-
-        Raises:
-            StoreUnavailable: The connection could not be opened.
-        """
+        """Return a context in which releases can tell a call, or in which it looks itself if they cannot."""
         if self._pid != os.getpid():
             self._inherited = self._connection  # leave it open: both processes have the socket
             self._begin()
-        self._listen()
-        call = self._calls[acquisition] = Call(self)
+        call = self._calls[acquisition] = Call(self, hears=self._listen())
         try:
             yield call
         finally:
             self._calls.pop(acquisition, None)
             self.pass_reading()
 
-    def _listen(self) -> None:
+    def _listen(self) -> bool:
+        """Open the connection. Return false if releases cannot tell the calls of this process."""
         while not self._pool.pooled:
             try:
                 self._reader.popleft()
             except IndexError:
                 if self._connection is not None:
-                    return  # another call reads it
+                    return True  # another call reads it
                 time.sleep(_PAUSE)
                 continue
             try:
                 self.read(0)
                 if self._connection is None:
                     self._connection = self._pool.listening(self.channel)
+            except StoreUnavailable:
+                return False  # the server may have no connection left beside those of the pool
             finally:
-                self._reader.append(None)
-            return
+                self.end_reading()
+            return True
+        return False
 
     def reads(self) -> bool:
         """Take the right to read. Return false if another call has it."""
@@ -143,10 +139,11 @@ class Call:
 
     Args:
         calls: The calls of its process.
+        hears: Releases can tell it. Otherwise it looks at its row.
     """
 
-    def __init__(self, calls: WaitingCalls) -> None:
-        self._calls = calls
+    def __init__(self, calls: WaitingCalls, *, hears: bool) -> None:
+        self._calls, self.hears = calls, hears
         # Looked up at each call, because gevent and eventlet may replace it after this module is imported.
         self._bell: Any = _thread.allocate_lock()
         self._bell.acquire()

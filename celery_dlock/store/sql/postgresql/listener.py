@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from ....errors import StoreUnavailable
+from ....errors import ReplyLost, StoreUnavailable
 from ...base import LineListener
 from ...model import Acquired, AcquireRequest, Transferred
 from .calls import Call, WaitingCalls
@@ -16,7 +16,7 @@ from .line import MOST_IN_LINE, SEPARATOR, start_of
 
 __all__ = ["Listener"]
 
-#: Seconds between two looks of a call behind a pooler: the first pause and the longest one.
+#: Seconds between two looks of a call that no release can tell: the first pause and the longest one.
 _LOOK: Final = 0.002, 0.02
 #: Seconds after its wait for which an entry counts as alive.
 _LATE: Final = 1.0
@@ -80,7 +80,13 @@ class Listener(LineListener):
                 return self.wait(seconds)
             owner, *facts, now = found[0]
             if owner != acquisition:
-                told = self._told(call, acquisition, start, seconds)
+                try:
+                    told = self._told(call, acquisition, start, seconds)
+                except ReplyLost:
+                    raise
+                except StoreUnavailable as error:
+                    # The line may still have this call, and a release may transfer the lock to it.
+                    raise ReplyLost(str(error)) from error
                 if not isinstance(told, list):
                     return told
                 facts = told
@@ -94,7 +100,7 @@ class Listener(LineListener):
         Otherwise return whether a release may have woken this call.
         """
         try:
-            told = self._watch(acquisition, start, seconds) if self._calls.pooled else call.wait(seconds)
+            told = call.wait(seconds) if call.hears else self._watch(acquisition, start, seconds)
         except BaseException:
             with suppress(StoreUnavailable):
                 self._ask(self._sql.leave, {"name": self._key, "start": start})
@@ -111,7 +117,7 @@ class Listener(LineListener):
         return list(found[0]) if found else []
 
     def _watch(self, acquisition: str, start: str, seconds: float) -> list[Any] | None:
-        """Look at the row until this call is not in its line any more, as :meth:`Call.wait` does behind no pooler."""
+        """Look at the row until this call is not in its line any more, for a call that does not hear releases."""
         end, pause = time.monotonic() + seconds, _LOOK[0]
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(pause, left))

@@ -88,8 +88,8 @@ class Statements:
     has_guard = "SELECT FROM @.dlock_guard WHERE name = %s AND token = %s::bigint"
     store_id = "SELECT v FROM @.dlock_meta WHERE k = 'store_id'"
     can_guard = (
-        "SELECT to_regclass('@.dlock_guard') IS NOT NULL,"
-        " pg_is_in_recovery() OR current_setting('transaction_read_only')::bool, now()"
+        "SELECT to_regclass('@.dlock_guard') IS NOT NULL AS here,"
+        " pg_is_in_recovery() OR current_setting('transaction_read_only')::bool AS read_only, now() AS began"
     )
     #: ``now()`` is the start of the transaction: if it differs from that of :attr:`can_guard`, each statement is one.
     lock_guard = "SELECT now() FROM @.dlock_guard WHERE name = %s AND token = %s::bigint FOR SHARE"
