@@ -193,6 +193,7 @@ class Lease:
         The transaction then commits before another call takes the lock, also if the lease ends while it is open: the
         other call waits for it. Needs ``dlock_url`` to be the database of the connection (PostgreSQL, MariaDB). A
         guard in a savepoint ends with the savepoint's rollback, so call it outside of inner ``atomic()`` blocks.
+        MariaDB's error 1213 (deadlock) in a later statement ends the guard too: run the whole transaction again.
 
         Args:
             connection: Django's ``connection``, a ``Session`` or ``Connection`` of SQLAlchemy, or one of psycopg or

@@ -278,9 +278,9 @@ class LockOptions:
     """The time that a lock name stays used after a successful body.
 
     A call of a used name does not run, whatever ``on_conflict`` says. The time is 0.001 s to 3660 days, counted from
-    the release. ``"forever"`` means 3660 days. A failure, a retry or an ``Ignore`` leaves the name free. With
-    ``"tick"``, each due time of a schedule entry runs once, if a scheduler of :mod:`celery_dlock.beat` sent it. All
-    other calls then run as with ``None``.
+    the release. ``"forever"`` means 3660 days. A failure, a retry or an ``Ignore`` leaves the name free, unless
+    ``settle`` ran before it. With ``"tick"``, each due time of a schedule entry runs once, if a scheduler of
+    :mod:`celery_dlock.beat` sent it. All other calls then run as with ``None``.
     """
 
     on_used: str = option(

@@ -14,7 +14,7 @@ from celery_dlock.store.factory import open_migrator
 from celery_dlock.store.location import StoreLocation
 from tests.contract.sql_helpers import a_store, execute
 from tests.support import mysql_stores, postgresql_stores
-from tests.support.mariadb import running_mariadb
+from tests.support.mariadb import MariaDB, running_mariadb
 from tests.support.postgresql import running_postgresql
 from tests.support.tls import make_certificates
 
@@ -93,8 +93,31 @@ def test_certificate_of_another_authority_is_refused(
 
 
 def test_server_without_tls_is_refused_if_the_url_asks_for_it(postgresql_url: str, mariadb_url: str) -> None:
-    assert "set sslmode=disable" in refusal(f"{postgresql_url}&sslmode=require")
-    assert "set ssl_disabled=true" in refusal(f"{mariadb_url}?ssl_verify_identity=true")
+    assert "set ssl=on on the server; only in a trusted network, set sslmode=disable" in refusal(
+        f"{postgresql_url}&sslmode=require"
+    )
+    assert "on the server; only in a trusted network, set ssl_disabled=true" in refusal(
+        f"{mariadb_url}?ssl_verify_identity=true"
+    )
+
+
+def test_missing_certificate_file_of_mariadb_is_named(mariadb_url: str) -> None:
+    assert "ssl_ca in dlock_url names no file: /no/ca.crt" in refusal(f"{mariadb_url}?ssl_ca=/no/ca.crt")
+
+
+@pytest.mark.usefixtures("postgresql_url")  # it makes the user
+def test_migrate_without_the_right_to_create_says_who_can_make_the_tables(postgresql: str, mariadb: MariaDB) -> None:
+    with postgresql_stores.administrator(postgresql) as admin, mysql_stores.own_database(mariadb) as database:
+        admin.execute("CREATE SCHEMA bare; GRANT USAGE ON SCHEMA bare TO dlock")
+        with mysql_stores.administrator(mariadb) as root:
+            root.execute(f"GRANT SELECT ON {database}.* TO {mysql_stores.USER}@'{mysql_stores.HOST}'")
+        try:
+            urls = postgresql_stores.url_of(postgresql, "bare"), mysql_stores.url_of(mariadb, database)
+            for url, what in zip(urls, ("schema", "database"), strict=True):
+                with pytest.raises(StoreRefused, match=rf"grant CREATE on the {what}.* `dlock migrate --sql`"):
+                    open_migrator([StoreLocation.of(url)], timeout=5).migrate()
+        finally:
+            admin.execute("DROP SCHEMA bare")
 
 
 def test_server_that_wants_tls_refuses_a_url_that_disables_it(mariadb_tls: tuple[UrlOf, Path]) -> None:

@@ -6,12 +6,13 @@ import math
 import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pymysql
 from pymysql.constants import CLIENT
 
-from ....errors import StoreNotReady, StoreUnavailable
+from ....errors import StoreNotReady, StoreRefused, StoreUnavailable
 from ....utils.fork_guard import no_fork
 from ...engine.pool import IDLE_SECONDS, Pool
 from ...location import Address, StoreLocation
@@ -179,6 +180,10 @@ class ConnectionPool(Pool[Connection]):
     def _connected(self, address: Address, limit: float) -> Connection:
         host, port = address
         account = self._account | {"password": self._account.get("password", "").encode()}
+        files = {name: self._options.get(name) for name in ("ssl_ca", "ssl_cert", "ssl_key")}
+        for name, file in files.items():
+            if file and not Path(file).exists():
+                raise StoreRefused(f"the lock store refused: {name} in dlock_url names no file: {file}")
         try:
             return Connection({**account, **self._options, "host": host, "port": port}, limit)
         except (pymysql.Error, OSError, RuntimeError) as error:

@@ -43,13 +43,15 @@ _PERMANENT: Final = {
     ER.DBACCESS_DENIED_ERROR: "the database does not exist, or the user has no right to it: correct the end of "
     "dlock_url",
     ER.BAD_DB_ERROR: "the database does not exist: correct the end of dlock_url, or create it",
-    CR.CR_SSL_CONNECTION_ERROR: "it does not use TLS: set ssl_disabled=true in dlock_url",
+    CR.CR_SSL_CONNECTION_ERROR: "it does not use TLS: set ssl_cert and ssl_key on the server; only in a "
+    "trusted network, set ssl_disabled=true in dlock_url",
     3159: "it wants TLS: set ssl_ca in dlock_url",
     ER.NO_SUCH_TABLE: f"the tables of celery-dlock are missing in this database: {MIGRATE}",
     ER.BAD_FIELD_ERROR: f"the tables are those of another version of celery-dlock: {MIGRATE}",
     **dict.fromkeys(
         (ER.TABLEACCESS_DENIED_ERROR, ER.COLUMNACCESS_DENIED_ERROR, ER.SPECIFIC_ACCESS_DENIED_ERROR),
-        "a right is missing: grant SELECT, INSERT, UPDATE and DELETE on the tables whose names begin with dlock_",
+        "a right is missing: grant SELECT, INSERT, UPDATE and DELETE on the tables whose names begin with dlock_. To "
+        "make them, grant CREATE on the database, or run the output of `dlock migrate --sql` as an administrator",
     ),
     ER.DISK_FULL: "its disk is full",
     ER.RECORD_FILE_FULL: "a table or its disk is full",

@@ -29,10 +29,14 @@ _PERMANENT: Final = {
     errors.UndefinedColumn: f"the tables are those of another version of celery-dlock: {MIGRATE}",
     errors.InvalidSchemaName: f"the schema does not exist: correct `schema` in dlock_url, or {MIGRATE}",
     errors.InsufficientPrivilege: "a right is missing: grant SELECT, INSERT, UPDATE and DELETE on the tables whose "
-    "names begin with dlock_, and USAGE on their schema",
+    "names begin with dlock_, and USAGE on their schema. To make the tables, grant CREATE on the schema (on the "
+    "database, if the schema does not exist), or run the output of `dlock migrate --sql` as an administrator",
     errors.DiskFull: "its disk is full",
     errors.OutOfMemory: "it has no memory left",
 }
+_NO_TLS: Final = (
+    "it does not use TLS: set ssl=on on the server; only in a trusted network, set sslmode=disable in dlock_url"
+)
 #: The errors of a connection attempt have no class of their own, but texts of libpq and of the server.
 _TEXTS: Final = (
     ("no password supplied", StoreRefused, "it wants a password: put it into dlock_url"),
@@ -40,7 +44,7 @@ _TEXTS: Final = (
     (r'role ".*" does not exist', StoreRefused, "user or password is wrong: correct dlock_url"),
     (r'database ".*" does not exist', StoreRefused, "the database does not exist: correct the end of dlock_url"),
     ("no pg_hba.conf entry", StoreRefused, "it does not let this user in: correct dlock_url, or its pg_hba.conf"),
-    ("does not support SSL", StoreRefused, "it does not use TLS: set sslmode=disable in dlock_url"),
+    ("does not support SSL", StoreRefused, _NO_TLS),
     ("certificate verify failed", StoreRefused, "its certificate is not trusted: let sslrootcert name its CA"),
     ("root certificate file", StoreRefused, "sslrootcert names no file: let it name the CA of the server"),
     ("session is read-only|in hot standby", StoreNotReady, _TEMPORARY[errors.ReadOnlySqlTransaction]),
