@@ -100,7 +100,7 @@ def compare(first, second):
     assert headers == first["headers"]
     assert (ours["conflict_retries"], set(ours)) == (
         1,
-        {"wire", "identity", "rank", "redelivered", "conflict_retries", "grant"},
+        {"wire", "identity", "rank", "redelivered", "conflict_retries", "store_retries", "grant"},
     )
     assert_same_body_and_properties(first, second)
 
