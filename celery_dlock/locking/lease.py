@@ -69,6 +69,8 @@ class Lease:
     inner_use: ReleaseRequest | None = None
     #: The end of a success (``once_per``) of the run that took the lock. :meth:`settle` stores its run mark.
     success: ReleaseRequest | None = None
+    #: A transaction decides whether the run is a success (:meth:`settle`). The release must not.
+    settled = False
     #: Makes the error that :meth:`ensure` raises when a newer call replaces this one; None: it cannot be replaced.
     stop_error: Callable[[str, str, str | None], Exception] | None = None
     #: The task id of the call that replaces this one, once the store has told it.
@@ -222,6 +224,7 @@ class Lease:
         if self.success is None or self.hold_count > 1:
             raise DLockError(f"{self.name}: nothing to settle: expected a task with once_per that acquired this lock")
         self._guard(connection, self.success)
+        self.settled = True
 
     def _guard(self, connection: Any, settles: ReleaseRequest | None = None) -> None:
         if self.over or self.record.lost or not self.client.guard(self, connection, settles):

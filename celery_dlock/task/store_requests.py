@@ -155,8 +155,9 @@ def release_request(run: Execution, *, final: bool, success: bool, died: bool) -
     window_ms, tick = run_window(run)
     if not window_ms or (died and not run.returned):
         return request
+    succeeded = (success or run.returned) and not (run.lease and run.lease.settled)
     return request._replace(
-        used_ms=window_ms if success or run.returned else 0,
+        used_ms=window_ms if succeeded else 0,
         requester=run.context.requester.text,
         once=True,
         tick=tick,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_dlock import Lock
+from celery_dlock import Lock, SingletonTask, singleton_task
 from celery_dlock.errors import DLockError, GuardRefused
 from celery_dlock.store.base import ReleaseRequest
 from celery_dlock.store.engine.store import EngineStore
@@ -285,6 +285,33 @@ def test_settling_is_refused_if_the_snapshot_is_older_than_the_run_mark(store: E
         assert store.guard(NAME, "a.1", user)
         with pytest.raises(GuardRefused, match="before any other statement"):
             settle(store, "a", user)
+
+
+def test_message_of_a_settled_run_that_failed_is_a_duplicate(store: EngineStore, user: Any) -> None:
+    """Its failure is stored, and no end of a copy may replace that."""
+    take(store, "a")
+    with user.transaction():
+        assert settle(store, "a", user)
+    store.release(NAME, "a.1", success("a")._replace(used_ms=0, final=True))
+    answer = store.acquire(NAME, "a.2", TTL, once("a", redelivered=True))
+    assert answer == Duplicate() or (isinstance(answer, Used) and answer.same_message and answer.result_stored)
+
+
+@pytest.mark.parametrize("rolled_back", [True, False])
+def test_transaction_alone_decides_whether_the_run_is_a_success(
+    make_app: Callable[..., Celery], sql_url: str, user: Any, rolled_back: bool
+) -> None:
+    """Also if the body returns normally after a rollback."""
+
+    @singleton_task(app=make_app(sql_url), once_per="forever", bind=True)
+    def book(self: SingletonTask) -> None:
+        with user.transaction(force_rollback=rolled_back):
+            self.lease.settle(user)
+
+    book.apply(throw=True)
+    last = book.used()
+    assert (last and last.state) == (None if rolled_back else "used")
+    assert book.apply().state == ("SUCCESS" if rolled_back else "REVOKED")
 
 
 def test_lock_without_once_per_cannot_settle(app: Celery) -> None:

@@ -69,6 +69,11 @@ def save_run_mark(records: Records, acquisition: str, ending: ReleaseRequest) ->
         return
     seed_ms = ending.window_ms if ending.once else 0
     mark = RunMark.of(records.mark("run", ending.tick))
+    if mark.state == "settled" and mark.acquisition == acquisition:
+        if ending.final:  # its end is stored, whatever it is
+            used = dataclasses.replace(mark, state="used")
+            records.put_mark("run", ending.tick, used.text, records.mark_left_ms("run", ending.tick))
+        return
     if not seed_ms or mark.state != "started" or mark.acquisition != acquisition:
         return
     ended = RunMark("cleared", mark.at, mark.identity, "", mark.seed, mark.by)
