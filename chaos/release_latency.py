@@ -17,6 +17,8 @@ HARMLESS = ("SCRIPT FLUSH", "CLIENT KILL", "broker CLIENT KILL", "restart broker
 RECOVERY = 1.5
 #: Seconds from the release on in which a process may still say that it was not scheduled before.
 SETTLE = 0.3
+#: Seconds between two looks after which the time of the release is unknown.
+BLIND = 0.1
 
 
 @dataclass
@@ -35,7 +37,8 @@ class _Dead:
 class Freeing:
     """A thread of its own; `seconds` are the measures by kind of death.
 
-    A measure is dropped where its store or its worker met another fault meanwhile: `dropped` counts them.
+    A measure is dropped if its store or its worker met another fault meanwhile. It is dropped, too, if the store was
+    not read around the release. `dropped` counts them.
     """
 
     def __init__(self, history: History, store: ChaosStore, task: Any) -> None:
@@ -120,7 +123,8 @@ class Freeing:
                 else:
                     dead.free = time.monotonic_ns()
             elif time.monotonic_ns() - dead.free > SETTLE * 1e9:
-                # On a busy machine a look may be late: until the last one that found it taken, it surely was.
-                took = max(0, dead.taken - dead.at) / 1e9
-                self.seconds.setdefault(dead.kind, []).append(took)
                 self._watched.remove(dead)
+                if dead.free - max(dead.taken, dead.at) > BLIND * 1e9:
+                    self.dropped += 1
+                else:
+                    self.seconds.setdefault(dead.kind, []).append((dead.free - dead.at) / 1e9)

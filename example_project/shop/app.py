@@ -7,7 +7,7 @@ from celery.schedules import crontab
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
-# Where the locks are, for example postgresql://user@host/db.
+# The URL of the lock store, for example postgresql://user@host/db.
 DLOCK_URL = os.environ.get("DLOCK_URL", REDIS_URL)
 
 # Seconds between two "nights" in the demo. 0: the report runs at night.

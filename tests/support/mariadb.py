@@ -63,7 +63,7 @@ class MariaDB:
         ]  # fmt: skip
         self._server = server = spawn(command, log, user=USER)
         eventually(
-            lambda: self._answers() or server.poll() is not None, within=120, message=f"MariaDB does not answer: {log}"
+            lambda: self._answers() or server.poll() is not None, within=30, message=f"MariaDB does not answer: {log}"
         )
         assert server.poll() is None, f"MariaDB does not start:\n{tail(log)}"
 

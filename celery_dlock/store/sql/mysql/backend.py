@@ -112,7 +112,7 @@ class MySQLBackend(SQLBackend):
 
     def _remove(self, after: str) -> str | None:
         sql = self.sql
-        # What cannot be removed now is removed later. The sweeps must go on.
+        # The next sweep tries a failed removal again.
         with suppress(RowLocked, ReplyTimeout), self.pool.lent() as connection:
             for find, remove in ((sql.old_marks, sql.remove_marks), (sql.old_calls, sql.remove_calls)):
                 old = connection.run((sql.begin, ()), (find, ()))[1].rows

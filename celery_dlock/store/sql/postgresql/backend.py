@@ -121,7 +121,7 @@ class PostgreSQLBackend(SQLBackend):
 
     def _remove(self, after: str) -> str | None:
         sql = self.sql
-        # What cannot be removed now is removed later. The sweeps must go on.
+        # The next sweep tries a failed removal again.
         with suppress(StoreNotReady, ReplyTimeout), self.pool.lent() as connection:
             connection.execute(sql.remove_marks)
             connection.execute(sql.remove_guards)
