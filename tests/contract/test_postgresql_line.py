@@ -1,6 +1,7 @@
 """The line of waiting calls in PostgreSQL: a release transfers the lock to the first of them."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -237,6 +238,21 @@ def test_call_that_cannot_leave_the_line_may_have_the_lock(url: str) -> None:
         store.release(NAME, "w.1", ReleaseRequest(outcome_unknown=True))
         released(store, "h.1")
         assert store.inspect(NAME) is None
+
+
+def test_first_call_of_a_process_notices_the_pooler(pgbouncer_url: str) -> None:
+    """Its first statement finds that out, after it has tried to listen."""
+    with opened(pgbouncer_url) as other, opened(pgbouncer_url) as store, ThreadPoolExecutor(1) as thread:
+        other.acquire(NAME, "h.1", TTL, request_of("h"))
+        listener = store.release_listener(NAME)
+        assert isinstance(listener, Listener)
+        sent = time.monotonic()
+        waiting = thread.submit(listener.wait_in_line, "w.1", TTL, request_of("w", notify=True, waited=True), 10.0)
+        eventually(lambda: line(other) == ["w.1"])
+        assert released(other, "h.1")
+        answer = waiting.result(20)
+        assert isinstance(answer, Transferred)
+        assert sent + answer.left > time.monotonic()
 
 
 def test_call_looks_itself_if_the_server_refuses_the_connection_that_listens(

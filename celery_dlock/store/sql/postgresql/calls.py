@@ -49,13 +49,18 @@ class WaitingCalls:
         # The right to use the connection. As in store/redis/pool: the operations of a deque are atomic.
         self._reader = collections.deque([None])
 
+    @property
+    def pooled(self) -> bool:
+        """Whether a pooler stands before the server, so that no release can tell a call."""
+        return self._pool.pooled
+
     @contextmanager
     def entered(self, acquisition: str) -> Iterator[Call]:
         """Return a context in which releases can tell a call, or in which it looks itself if they cannot."""
         if self._pid != os.getpid():
             self._inherited = self._connection  # leave it open: both processes have the socket
             self._begin()
-        call = self._calls[acquisition] = Call(self, hears=self._listen())
+        call = self._calls[acquisition] = Call(self, listens=self._listen())
         try:
             yield call
         finally:
@@ -63,8 +68,8 @@ class WaitingCalls:
             self.pass_reading()
 
     def _listen(self) -> bool:
-        """Open the connection. Return false if releases cannot tell the calls of this process."""
-        while not self._pool.pooled:
+        """Open the connection. Return whether it is open."""
+        while not self.pooled:
             try:
                 self._reader.popleft()
             except IndexError:
@@ -139,11 +144,11 @@ class Call:
 
     Args:
         calls: The calls of its process.
-        hears: Releases can tell it. Otherwise it looks at its row.
+        listens: The connection that listens is open.
     """
 
-    def __init__(self, calls: WaitingCalls, *, hears: bool) -> None:
-        self._calls, self.hears = calls, hears
+    def __init__(self, calls: WaitingCalls, *, listens: bool) -> None:
+        self._calls, self._listens = calls, listens
         # Looked up at each call, because gevent and eventlet may replace it after this module is imported.
         self._bell: Any = _thread.allocate_lock()
         self._bell.acquire()
@@ -151,6 +156,11 @@ class Call:
         self.told: list[str] | None = None
         #: Whether the connection has broken.
         self.deaf = False
+
+    @property
+    def hears(self) -> bool:
+        """Whether releases can tell this call. The first statements of a store may find a pooler."""
+        return self._listens and not self._calls.pooled
 
     def ring(self) -> None:
         with suppress(RuntimeError):  # it rings already
