@@ -8,6 +8,7 @@ No clock and so no noise: what `sys.settrace` counts is the same in every run of
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import sys
@@ -65,8 +66,9 @@ class Child:
 
     def __init__(self, server: Server) -> None:
         os.environ["DLOCK_BENCH_SERVER"] = server.url().rpartition("/")[0]
-        from benchmarks.app import app  # noqa: PLC0415 (it reads the server's address when it is imported)
-
+        # It reads the server's address when it is imported. An earlier child of this process had another server.
+        sys.modules.pop("benchmarks.app", None)
+        app = importlib.import_module("benchmarks.app").app
         self._runtime = Runtime.of(app)
         self._adopt()
         self._tracers: dict[str, Callable[..., Any]] = {}
