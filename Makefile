@@ -157,7 +157,7 @@ lane-newest: venv-newest
 	$(if $(PYTHON313),$(RUN) .venv-newest/bin/python $(CORE),@echo 'NOT RUN: lane newest')
 
 # Fewer at once: most of them start servers of their own.
-test-servers: JOBS = 4
+test-servers: JOBS = 3
 test-servers: .venv/.ready
 	tools/install-servers
 	.venv/$(INSTALL) --no-deps --require-hashes -r requirements/browser.txt

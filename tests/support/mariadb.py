@@ -44,7 +44,7 @@ class MariaDB:
         )
         command = [
             "mariadb-install-db", "--no-defaults", f"--datadir={self._folder / 'data'}",
-            "--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-use-native-aio=0",
+            "--auth-root-authentication-method=normal", "--skip-test-db", f"--tmpdir={self._folder}",
         ]  # fmt: skip
         subprocess.run(
             command, user=USER, group=USER, extra_groups=[], cwd=self._folder, check=True, capture_output=True
@@ -58,8 +58,8 @@ class MariaDB:
             f"--bind-address={HOST}", "--skip-name-resolve", "--innodb-buffer-pool-size=64M",
             # The files survive a killed server, so tests need no flush to the disk.
             "--innodb-flush-method=nosync",
-            # Of native requests, the kernel has a number that some servers beside one another exhaust.
-            "--innodb-use-native-aio=0", *self._options,
+            # Each server removes the temporary tables that it finds there when it starts.
+            f"--tmpdir={folder}", *self._options,
         ]  # fmt: skip
         self._server = server = spawn(command, log, user=USER)
         eventually(
