@@ -72,12 +72,15 @@ class Browser:
 
     def text(self, selector: str = "main") -> str:
         """Return the text of the first element; "" while there is none, or while the next page replaces it."""
-        from selenium.common.exceptions import StaleElementReferenceException  # noqa: PLC0415
+        from selenium.common.exceptions import StaleElementReferenceException, WebDriverException  # noqa: PLC0415
 
         try:
             return "".join(str(one.text) for one in self.all(selector)[:1])
-        except StaleElementReferenceException:
-            return ""
+        except WebDriverException as error:
+            # Chromium has two ways to say that the element belongs to the page before.
+            if isinstance(error, StaleElementReferenceException) or "not belong to the document" in str(error):
+                return ""
+            raise
 
     def click(self, selector: str) -> None:
         """Click. What comes of it may take a moment."""
